@@ -146,6 +146,7 @@ def _explained(error: Exception) -> tuple[str, int] | None:
     """Returns the message and the exit code of an error; None for an unexpected error."""
     from meshdsl.cli.mistakes.user_errors import user_text
     from meshdsl.lowering.backends import DeviceError
+    from meshdsl.training.batch_entries import MissingEntry
     from meshdsl.training.health.replicas import ReplicasDiffer
     from meshdsl.training.nonfinite import NotFinite
     from meshdsl.training.processes.joining import Deserted
@@ -162,6 +163,8 @@ def _explained(error: Exception) -> tuple[str, int] | None:
             "try a smaller --batch_size or --length, --remat=full, or a larger mesh",
             FAILED,
         )
+    if isinstance(error, MissingEntry):
+        return f"{error}\n  A Model's batch_spec gives the entries (meshdsl.models.Model)", MISTAKE
     text = user_text(error)
     if text is None and isinstance(error, ValueError):
         text = str(error)

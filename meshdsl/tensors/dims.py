@@ -192,10 +192,15 @@ def _nested(dims: Sequence) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns `. Did you mean ...?` for the nearest known names, or an empty string."""
+    near = nearest(name, known)
+    return f". Did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """Returns the known names that are most like a name: two, one or none."""
     listed = list(known)
     near = difflib.get_close_matches(name, listed, n=2, cutoff=0.6)
-    near = near or [other for other in listed if _has_letters_of(name, other)][:2]
-    return f". Did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else ""
+    return near or [other for other in listed if _has_letters_of(name, other)][:2]
 
 
 def misspelt(one: str, other: str) -> bool:

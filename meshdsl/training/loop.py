@@ -50,7 +50,7 @@ from meshdsl.training.reporting.time_shares import TimeShares
 from meshdsl.training.run import Run, Sink
 from meshdsl.training.state import TrainState
 from meshdsl.training.stopping import Stopping, Stops
-from meshdsl.training.trainable import trained
+from meshdsl.training.trainable import Trainable, trained
 
 if TYPE_CHECKING:
     from meshdsl.running.jit import Options
@@ -89,6 +89,7 @@ def train(
     saving: Saving | None = None,
     stops: Stops | None = None,
     health: Health | None = None,
+    trainable: Trainable | None = None,
 ) -> TrainResult:
     """Trains a model for a number of steps, or goes on where an earlier run stopped.
 
@@ -109,6 +110,7 @@ def train(
             on from there, with its state and at its place in the data.
         stops: what ends the run early, besides signals. Minutes are counted from this call.
         health: the faults of devices and processes that the run looks for.
+        trainable: the parameters that are trained, instead of the recipe's `trainable`.
 
     Returns:
         The final state, and the metrics.
@@ -123,6 +125,7 @@ def train(
         ReplicasDiffer: devices hold different replicas of the state, which is not saved.
     """
     check_arguments(locals())
+    recipe = recipe if trainable is None else replace(recipe, trainable=trainable)
     stopping, shares = Stopping(stops or Stops()), TimeShares()
     evaluation, reporting = evaluation or Evaluation(), reporting or Reporting()
     health = health or Health()

@@ -22,6 +22,7 @@ from meshdsl.tensors.policy import Policy
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import TracedTensor
 from meshdsl.tracing.source import definition
+from meshdsl.training.batch_entries import missing_entry
 from meshdsl.training.loss_scaling import LossScaling, ScalingState, scaled, unscaled
 from meshdsl.training.microbatches import accumulated
 from meshdsl.training.nonfinite import first_nonfinite, squared_norms
@@ -191,23 +192,16 @@ def _with_policy(
         try:
             result = compute(params, batch)
         except KeyError as error:
-            _note_entry(error, batch)
-            raise
+            missing = missing_entry(error, loss, params, batch)
+            if missing is None:
+                raise
+            raise missing from None
         value, more = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         _check_loss(loss, value, more)
         more = _added(more, dims_allowed)
         return (policy.to_output(value) if policy is not None else value), more
 
     return evaluate
-
-
-def _note_entry(error: KeyError, batch: Any) -> None:
-    """Adds a batch's entries to the error of a loss that may have read a missing one."""
-    if isinstance(batch, Mapping) and error.args and error.args[0] not in batch:
-        error.add_note(
-            f"the batch has {', '.join(map(str, batch))}; if {error.args[0]!r} is of the batch, a "
-            "Model's batch_spec gives it (meshdsl.models.Model)"
-        )
 
 
 def _of_part(function: _Evaluated, params: Any) -> _Evaluated:

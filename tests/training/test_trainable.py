@@ -10,11 +10,12 @@ from safetensors.numpy import save_file
 
 import meshdsl as md
 from meshdsl.optim import AdamW, Sgd
+from meshdsl.training import Data, Recipe, Reporting
 from meshdsl.training.checkpointing.saving import Saving
 from meshdsl.training.state import by_path
 from meshdsl.training.trainable import merged, trained
 from tests.training import classifier
-from tests.training.flat import train
+from tests.training.flat import train, train_with_records
 
 DECAYING = AdamW(0.05, weight_decay=0.1, mask=lambda path, shape: True)
 TREE = {
@@ -51,6 +52,15 @@ def test_what_is_not_trained_stays_to_the_bit_and_has_no_state(mesh, layout, mic
     assert found.losses[-1] < found.losses[0]
     expected = run(trainable="w_out")
     np.testing.assert_allclose(found.losses, expected.losses, rtol=2e-5)
+
+
+def test_train_takes_it_instead_of_the_recipes():
+    recipe = Recipe(classifier.init, classifier.loss, DECAYING, seed=3, trainable="w_in")
+    data = Data(classifier.batches(8), classifier.BATCH_DIMS)
+    settings = {"steps": 2, "backend": "numpy", "reporting": Reporting(quiet=True)}
+    found = train_with_records(recipe, data, trainable="w_out", **settings)
+    np.testing.assert_array_equal(found.state.params.w_in, first().w_in)
+    assert list(by_path(found.state.optimizer)) == ["mean/params/w_out", "mean_square/params/w_out"]
 
 
 def test_the_rest_is_trained_as_if_it_were_all():

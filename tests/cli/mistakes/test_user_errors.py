@@ -54,6 +54,20 @@ def test_every_command_shows_the_frames_of_the_model_file_only(tmp_path, capsys,
     assert text.count("File ") == 1
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_entry_that_the_batch_lacks_is_told_with_what_gives_the_entries(
+    tmp_path, capsys, command
+):
+    code, text = answer(tmp_path, capsys, command, loss='batch["token"]')
+    assert code == 2
+    assert text == (
+        f"meshdsl {command}: the loss reads token, tokens, targets of a batch that has targets, "
+        "tokens: no `token` (did you mean `tokens`?)\n"
+        f'  at {tmp_path.name}/my_model.py:14  batch["token"]\n'
+        "  A Model's batch_spec gives the entries (meshdsl.models.Model)\n"
+    )
+
+
 def test_debug_shows_the_rest(tmp_path, capsys):
     with pytest.raises(KeyError, match="embeding") as error:
         answer(tmp_path, capsys, "explain", "--debug", loss='params["embeding"]')
