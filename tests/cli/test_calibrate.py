@@ -25,7 +25,7 @@ def failed(capsys, *arguments):
 def quick(monkeypatch):
     """Lets a calibration have few families, which take no time."""
     names = ["products/float32/rows", "elementwise", "functions/exp"]
-    monkeypatch.setattr(measuring, "families", lambda devices: names)
+    monkeypatch.setattr(measuring, "families", lambda devices, ranges: names)
     monkeypatch.setattr(measuring, "_seconds", lambda *arguments: 1e-3)
     monkeypatch.setattr(measuring, "dispatch_seconds", lambda *arguments: 1e-3)
 
