@@ -97,7 +97,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "pause_timeout",
     ),
     "launch": ("processes", "first_process", "max_restarts", "restart_window"),
-    "faults": ("replica_check_every", "step_timeout"),
+    "faults": ("replica_check_every", "straggler_factor", "straggler_steps", "step_timeout"),
     "hardware": ("hardware", "topology", "slices"),
     "reports of a plan": ("html", "compare_layout", "stage", "pipeline_table", "against"),
     "failures": ("failures", "mtbf", "devices_per_host", "storage_bandwidth", "restart_time"),

@@ -53,13 +53,16 @@ def check_saves_together(processes: int, saving: Saving | None) -> None:
         )
 
 
-def check_replicas(health: Health, backend: str) -> None:
-    """Raises ValueError if replicas are to be compared that are not on JAX's devices."""
-    if health.replica_check_every is not None and not backend.startswith("jax"):
-        raise ValueError(
-            f"replica_check_every compares the devices of JAX; backend {backend} has none. Leave "
-            "it out, or take backend jax"
-        )
+def check_health(health: Health, backend: str) -> None:
+    """Raises ValueError if devices are to be compared that are not those of JAX."""
+    if backend.startswith("jax"):
+        return
+    for name in ("replica_check_every", "straggler_factor"):
+        if getattr(health, name) is not None:
+            raise ValueError(
+                f"{name} compares the devices of JAX; backend {backend} has none. Leave it out, or "
+                "take backend jax"
+            )
 
 
 def misfit_of_steps(at_once: int, numbers: Mapping[str, int | None], mark: str = "") -> str | None:

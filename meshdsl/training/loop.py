@@ -15,6 +15,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from meshdsl.layouts.layout import Layout, LayoutLike
 from meshdsl.layouts.mesh import Mesh, MeshLike
 from meshdsl.running.automatic import opened
@@ -26,7 +28,7 @@ from meshdsl.training.checkpointing.saving import Saving
 from meshdsl.training.checkpointing.saving import begun as begun_in
 from meshdsl.training.checkpointing.workdir import locked
 from meshdsl.training.checks import (
-    check_replicas,
+    check_health,
     check_saves_together,
     check_steps_per_call,
     check_workdir,
@@ -36,9 +38,11 @@ from meshdsl.training.evaluation import Evaluation
 from meshdsl.training.health.hanging import HangWatch
 from meshdsl.training.health.replicas import WITHOUT_REPLICAS, ReplicaCheck, replicated
 from meshdsl.training.health.settings import Health
+from meshdsl.training.health.stragglers import ALONE, StragglerWatch
 from meshdsl.training.initial_state import Beginning, GivenWeights, checked_weights, first_of
 from meshdsl.training.nonfinite import FiniteCheck, gradient_paths
 from meshdsl.training.planned import keep, kept
+from meshdsl.training.processes.watching import report
 from meshdsl.training.programs import Place, Programs
 from meshdsl.training.recipe import Recipe
 from meshdsl.training.reporting.meters import Meters
@@ -145,7 +149,7 @@ def train(
         if workdir is not None:
             keep(workdir, asked, {"mesh": str(place.mesh), "layout": str(place.layout)})
     check_saves_together(programs.step.runtime.process_count(), saving)
-    check_replicas(health, backend)
+    check_health(health, backend)
     if reporting.profile is not None and programs.step.runtime.profile is None:
         raise ValueError(f"backend {backend} has no devices to profile; take another")
     return _Prepared(
@@ -221,6 +225,8 @@ class _Prepared:
             run = self._begun(stack, beginning, checkpoints)
             if self._first and self.health.replica_check_every and not replicated(run.state):
                 warnings.warn(WITHOUT_REPLICAS, stacklevel=3)
+            if self.health.straggler_factor is not None and jax.device_count() == 1:
+                warnings.warn(ALONE, stacklevel=3)
             signals.enter_context(self.stopping.listening())
             with run.watch:
                 run.run()
@@ -293,6 +299,12 @@ class _Prepared:
             meters=Meters(reporting.tokens_per_batch, flops, programs.mesh.size, runtime),
             finite_check=FiniteCheck(self.recipe.nonfinite == "stop", gradient_paths(learning)),
             replica_check=ReplicaCheck(self.health.replica_check_every),
+            stragglers=StragglerWatch(
+                self.health.straggler_factor,
+                self.health.straggler_steps,
+                self.shares,
+                says=report if self._first else None,
+            ),
             watch=HangWatch(self.health.step_timeout, runtime.process_index()),
             stopping=self.stopping,
             profiler=stack.enter_context(Profiler(reporting.profile, runtime, self.workdir)),

@@ -22,6 +22,7 @@ from meshdsl.training.checkpointing.saving import DATA, Saving
 from meshdsl.training.data.feeding import Feed, Named
 from meshdsl.training.health.hanging import HangWatch
 from meshdsl.training.health.replicas import ReplicaCheck
+from meshdsl.training.health.stragglers import StragglerWatch
 from meshdsl.training.nonfinite import FiniteCheck, NotFinite
 from meshdsl.training.processes.agreement import Agreement
 from meshdsl.training.programs import Programs
@@ -64,6 +65,7 @@ class Run:
     meters: Meters
     finite_check: FiniteCheck
     replica_check: ReplicaCheck
+    stragglers: StragglerWatch
     watch: HangWatch
     stopping: Stopping
     profiler: Profiler
@@ -88,6 +90,7 @@ class Run:
         jax.block_until_ready([array.data for array in _arrays(self.state)])
         self.done = self.begun
         self.shares.begin_steps()
+        self.stragglers.begin(self.begun)
         agreement = Agreement(self.begun)
         pending = Pending(self.shares.clock)
         if self.begun >= self.steps and not self.evaluated:
@@ -96,7 +99,7 @@ class Run:
             self._step(number, pending)
             if self.replica_check.due(number):
                 self.replica_check.check(number, self.state)
-            stops = self._stops(number, agreement)
+            stops = self._stops(number, agreement, pending)
             last = number == self.steps or stops
             due = number == self.steps or number % self.eval_every == 0
             evaluates = due and not self.interrupted
@@ -150,16 +153,25 @@ class Run:
             jax.block_until_ready(metrics["loss"].data)
             self.profiler.close()
 
-    def _stops(self, number: int, agreement: Agreement) -> bool:
+    def _stops(self, number: int, agreement: Agreement, pending: Pending) -> bool:
         """Whether the run ends early, after this step; the processes agree on it."""
         last = number == self.steps
         if not (self.stopping.reached(number) or last or agreement.due(number)):
             return False
         stops = self.stopping.due(number) or self.failure is not None
-        stops, signal = agreement.settle(number, stops, self.stopping.signal)
+        look = self._look(number, pending) if self.stragglers.due() else None
+        stops, signal = agreement.settle(number, stops, self.stopping.signal, look)
+        if look is not None:
+            self.stragglers.compare(number, agreement.notes)
         self.interrupted = signal is not None
         self.stopping.signal = signal or self.stopping.signal
         return stops and (not last or self.interrupted)
+
+    def _look(self, number: int, pending: Pending) -> Any:
+        """Returns the times of this process, to be compared with those of others."""
+        jax.block_until_ready(pending.metrics[-1]["loss"].data)
+        self.shares.add("data", pending.settle())
+        return self.stragglers.look(number)
 
     def _save(
         self, number: int, eval_loss: float | None, last: bool, evaluated: bool = False
@@ -213,6 +225,7 @@ class Run:
         del line["first_nonfinite"]  # a number for `finite_check`, which reports the name
         line |= self.feed.counts()
         line |= self.meters.read(seconds, float(np.mean(pending.shares)))
+        line |= self.stragglers.metrics
         if evaluates:
             line |= self._evaluate("eval")
             line |= self._evaluate("test") if number == self.steps else {}

@@ -102,6 +102,8 @@ PROMISED = {
     "exit_at_step": None,
     "profile_steps": None,
     "replica_check_every": None,
+    "straggler_factor": None,
+    "straggler_steps": 20,
     "step_timeout": None,
     "processes": 1,
     "first_process": 0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshdsl.training.settings import Whole, check, record, setting
+from meshdsl.training.settings import Number, Whole, check, record, setting
 
 
 @record
@@ -27,5 +27,20 @@ class Health:
         default=None,
     )
 
+    straggler_factor: float | None = setting(
+        "Report a process that takes so many times as long as the median of the others, 1.5: its "
+        "devices compute slowly, or wait for its data.",
+        Number(),
+        default=None,
+    )
+    straggler_steps: int = setting(
+        "Steps for which it must be slow before it is reported.", Whole(1), default=20
+    )
+
     def __post_init__(self) -> None:
         check(self)
+        if self.straggler_factor is not None and self.straggler_factor <= 1:
+            raise ValueError(
+                f"straggler_factor must be above 1, got {self.straggler_factor:g}: the median "
+                "itself is 1 times the median"
+            )

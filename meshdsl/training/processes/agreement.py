@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 
@@ -25,26 +27,35 @@ class Agreement:
     Attributes:
         step: the last step at which they agreed, or the one that the run began at.
         every: the number of steps from there to the next agreement.
+        notes: what each process has noted for all at the last agreement, in their order.
     """
 
     step: int
     every: int = 1
+    notes: Sequence[Any] = ()
     _time: float = field(default_factory=time.monotonic)
 
     def due(self, step: int) -> bool:
         """Whether the processes agree after a step."""
         return jax.process_count() == 1 or step >= self.step + self.every
 
-    def settle(self, step: int, stops: bool, signal: int | None) -> tuple[bool, int | None]:
+    def settle(
+        self, step: int, stops: bool, signal: int | None, note: Any = None
+    ) -> tuple[bool, int | None]:
         """Returns whether any process stops the run, and the signal that one of them got.
 
         All processes must call this after the same step.
+
+        Args:
+            note: what this process tells the others; JSON must be able to represent it.
         """
         if jax.process_count() == 1:
+            self.notes = [note]
             return stops, signal
         now = time.monotonic()
         a_step = (now - self._time) / max(step - self.step, 1)
         wanted = max(1, min(int(SECONDS / max(a_step, 1e-9)), 2 * self.every))
-        answers = [json.loads(text) for text in gathered(json.dumps([stops, signal or 0, wanted]))]
-        self.step, self.every, self._time = step, min(each for *_, each in answers), now
-        return any(one for one, *_ in answers), max(given for _, given, _ in answers) or None
+        own = json.dumps([stops, signal or 0, wanted, note])
+        stop, signals, every, self.notes = zip(*map(json.loads, gathered(own)), strict=True)
+        self.step, self.every, self._time = step, min(every), now
+        return any(stop), max(signals) or None

@@ -61,9 +61,12 @@ class TimeShares:
         total = self.clock() - self._start
         if not total:
             return {}
-        steps = total - self._before_steps - sum(self._spent.values())
-        parts = {f"{part}_share": seconds / total for part, seconds in self._spent.items()}
-        return {"steps_share": steps / total, **parts}
+        return {f"{part}_share": seconds / total for part, seconds in self.seconds().items()}
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds so far of steps, `steps`, and of each part."""
+        rest = self.clock() - self._start - self._before_steps - sum(self._spent.values())
+        return {"steps": rest} | {str(part): seconds for part, seconds in self._spent.items()}
 
     def __str__(self) -> str:
         """Says where the time went: `time: 93.1 % steps, 4.2 % compiling`."""
