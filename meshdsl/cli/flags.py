@@ -277,7 +277,7 @@ FLAGS: dict[str, Flag] = {
     ),
     "dtype": (None, floating, "What `export` rounds to: bfloat16, float16. Default: nothing."),
     "max_shard_size": ("5GB", size, "The most bytes of one file of an `export` to a folder."),
-    **_made("resume", "override", "exit_after_minutes", "exit_at_step", "profile_steps"),
+    **_made("resume", "override", "exit_after_minutes", "exit_at_step", "grace", "profile_steps"),
     **_made("replica_check_every", "straggler_factor", "straggler_steps", "step_timeout"),
     "html": (
         None,

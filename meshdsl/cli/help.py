@@ -88,6 +88,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "override",
         "exit_after_minutes",
         "exit_at_step",
+        "grace",
     ),
     "processes": (
         "coordinator",

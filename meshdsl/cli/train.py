@@ -244,7 +244,7 @@ _FREE = frozenset(
     "host_copies exit_after_minutes exit_at_step hardware data_workers data_cache extra_metrics "
     "compiler_flags coordinator num_processes process_id join_timeout pause_timeout profile_steps "
     "init_from search_seconds replica_check_every straggler_factor straggler_steps "
-    "step_timeout".split()
+    "step_timeout grace".split()
 ) | (set(FLAGS) - HELP["train"].flags)
 # What each process has of its own.
 _OWN = frozenset(["process_id", "local_checkpoints", "host_copies"])
@@ -297,6 +297,7 @@ _NEEDS_WORKDIR = (
     "host_copies",
     "exit_after_minutes",
     "exit_at_step",
+    "grace",
     "profile_steps",
 )
 

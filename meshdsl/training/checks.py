@@ -11,16 +11,22 @@ from meshdsl.training.checkpointing.saving import Saving
 from meshdsl.training.evaluation import Evaluation
 from meshdsl.training.health.settings import Health
 from meshdsl.training.reporting.reports import Reporting
+from meshdsl.training.stopping import Stops
 
 
 def check_workdir(
-    workdir: str | os.PathLike[str] | None, reporting: Reporting, saving: Saving | None
+    workdir: str | os.PathLike[str] | None,
+    reporting: Reporting,
+    saving: Saving | None,
+    stops: Stops,
 ) -> None:
     """Raises ValueError if there is something to write, and no folder to write it to."""
     if reporting.profile is not None and workdir is None:
         raise ValueError("a profile needs a workdir, where it is written")
     if saving is not None and workdir is None:
         raise ValueError("saving needs a workdir, where checkpoints are kept")
+    if stops.grace is not None and saving is None:
+        raise ValueError("grace is the time to save in, which needs `saving` and a workdir")
 
 
 def check_steps_per_call(

@@ -24,6 +24,7 @@ from meshdsl.tensors.dims import STEPS
 from meshdsl.tensors.named_array import spec
 from meshdsl.training.arguments import check_arguments
 from meshdsl.training.checkpointing.checkpoints import Checkpoints, Restored
+from meshdsl.training.checkpointing.grace import Grace
 from meshdsl.training.checkpointing.saving import Saving
 from meshdsl.training.checkpointing.saving import begun as begun_in
 from meshdsl.training.checkpointing.workdir import locked
@@ -133,7 +134,7 @@ def train(
     stopping, shares = Stopping(stops or Stops()), TimeShares()
     evaluation, reporting = evaluation or Evaluation(), reporting or Reporting()
     health = health or Health()
-    check_workdir(workdir, reporting, saving)
+    check_workdir(workdir, reporting, saving, stopping.stops)
     check_steps_per_call(steps_per_call, steps, evaluation, reporting, saving, health)
     data = data if isinstance(data, Data) else Data(data)
     feed = Feed(data.batches, data.batch_dims, steps_per_call, data.batch_ramp, recipe.batch_dim)
@@ -227,7 +228,8 @@ class _Prepared:
                 warnings.warn(WITHOUT_REPLICAS, stacklevel=3)
             if self.health.straggler_factor is not None and jax.device_count() == 1:
                 warnings.warn(ALONE, stacklevel=3)
-            signals.enter_context(self.stopping.listening())
+            signals.enter_context(self.stopping.listening(run.grace.begin))
+            signals.callback(run.grace.end)
             with run.watch:
                 run.run()
             spent = str(self.shares)  # without the rest of the last checkpoint's writing
@@ -307,6 +309,7 @@ class _Prepared:
             ),
             watch=HangWatch(self.health.step_timeout, runtime.process_index()),
             stopping=self.stopping,
+            grace=Grace(self.stopping.stops.grace, self.workdir),
             profiler=stack.enter_context(Profiler(reporting.profile, runtime, self.workdir)),
             saving=self.saving,
             checkpoints=checkpoints,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -18,13 +19,14 @@ import numpy as np
 
 from meshdsl.tensors.named_array import NamedArray
 from meshdsl.training.checkpointing.checkpoints import Checkpoints
+from meshdsl.training.checkpointing.grace import Grace
 from meshdsl.training.checkpointing.saving import DATA, Saving
 from meshdsl.training.data.feeding import Feed, Named
 from meshdsl.training.health.hanging import HangWatch
 from meshdsl.training.health.replicas import ReplicaCheck
 from meshdsl.training.health.stragglers import StragglerWatch
 from meshdsl.training.nonfinite import FiniteCheck, NotFinite
-from meshdsl.training.processes.agreement import Agreement
+from meshdsl.training.processes.agreement import SECONDS, Agreement
 from meshdsl.training.programs import Programs
 from meshdsl.training.reporting.meters import Meters
 from meshdsl.training.reporting.pending import Pending
@@ -68,6 +70,7 @@ class Run:
     stragglers: StragglerWatch
     watch: HangWatch
     stopping: Stopping
+    grace: Grace
     profiler: Profiler
     saving: Saving | None
     checkpoints: Checkpoints | None
@@ -92,6 +95,8 @@ class Run:
         self.shares.begin_steps()
         self.stragglers.begin(self.begun)
         agreement = Agreement(self.begun)
+        if self.stopping.stops.grace is not None:  # all must hear of a signal within it
+            agreement.seconds = min(SECONDS, self.stopping.stops.grace / 4)
         pending = Pending(self.shares.clock)
         if self.begun >= self.steps and not self.evaluated:
             self._tell(self.begun, self._evaluate("eval") | self._evaluate("test"))
@@ -164,6 +169,8 @@ class Run:
         if look is not None:
             self.stragglers.compare(number, agreement.notes)
         self.interrupted = signal is not None
+        if self.interrupted:
+            self.grace.begin()
         self.stopping.signal = signal or self.stopping.signal
         return stops and (not last or self.interrupted)
 
@@ -197,6 +204,8 @@ class Run:
                 self.checkpoints.copy(number, self.state, position)
         if not (shared or local):
             return
+        if self.interrupted:
+            self.grace.saving(number, partial(self.checkpoints.seconds_to_save, self.state))
         self.replica_check.check(number, self.state)  # what is saved is equal everywhere
         with self.shares.spent("saving"):
             if local:

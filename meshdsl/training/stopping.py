@@ -2,31 +2,37 @@
 
 Guarantees:
     After the first signal, the run completes the current step and saves the state. A second signal
-    ends the process at once.
+    ends the process at once, unless it is SIGTERM within a second of another: a scheduler and a
+    supervisor may both send it.
+    SIGUSR1 is a notice, such as Slurm's: it has the effect of the first signal, and may come
+    again. If something else listens to it, it is left alone.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshdsl.training.exit_codes import TERMINATED
+from meshdsl.training.exit_codes import TERMINATED, UNFINISHED
 from meshdsl.training.settings import Number, Whole, check, record, setting
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_TWICE = 1.0  # seconds in which the same SIGTERM may come from two senders
+NOTICE: int | None = getattr(signal, "SIGUSR1", None)  # which Windows lacks
 
 
 class Stopped(SystemExit):
-    """A run has ended before its last step, by SIGTERM; its state is saved.
+    """A run has ended before its last step, by SIGTERM or a notice; its state is saved.
 
     Attributes:
-        code: 143, as shells count a process ended by SIGTERM.
+        code: 143, as shells count a process ended by SIGTERM; 75 after a notice.
         reason: what has happened, as a sentence.
     """
 
@@ -47,6 +53,12 @@ class Stops:
         "End after this time, with a checkpoint (start again to go on).", Number(), default=None
     )
     at_step: int | None = setting("End after this step, likewise.", Whole(1), default=None)
+    grace: float | None = setting(
+        "Seconds from a signal until the process is killed: the run says whether it is saved by "
+        "then. Default: nothing is said.",
+        Number(),
+        default=None,
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -88,29 +100,58 @@ class Stopping:
         reason = f"interrupted after step {step} of {steps}"
         if self.signal == signal.SIGTERM:
             raise Stopped(reason)
+        if self.signal == NOTICE:
+            raise Stopped(reason, UNFINISHED)
         raise KeyboardInterrupt(reason)
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Handles signals while its block runs; only in the main thread, which gets them."""
+    def listening(self, begin: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Handles signals while its block runs; only in the main thread, which gets them.
+
+        Args:
+            begin: what the first signal calls.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.getsignal(number) for number in _SIGNALS}
+        before: dict[int, Any] = {one: signal.getsignal(one) for one in _SIGNALS}
 
         def stop(number: int, frame: Any) -> None:
-            self.signal = number
+            first, self.signal = self.signal is None, self.signal or number
             self._event.set()
-            for other, handler in before.items():
-                signal.signal(other, handler)
             again = b"Ctrl-C again" if number == signal.SIGINT else b"the next signal"
+            if number == NOTICE:
+                if not first:
+                    return
+                again = b"two signals"
+            else:
+                for other in _SIGNALS:
+                    signal.signal(other, before[other])
+                if number == signal.SIGTERM and before[number] == signal.SIG_DFL:
+                    _ignore_for_a_while(number)
+            begin()
             with suppress(OSError):  # nobody reads it any more
                 os.write(2, b"\nstopping after this step; " + again + b" stops at once\n")
 
-        for number in _SIGNALS:
+        if NOTICE is not None and signal.getsignal(NOTICE) == signal.SIG_DFL:
+            before[NOTICE] = signal.SIG_DFL
+        for number in before:
             signal.signal(number, stop)
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _ignore_for_a_while(number: int) -> None:
+    """Ignores a signal for `_TWICE` seconds, then lets it end the process at once.
+
+    The main thread may be in a call that lasts, and Python lets no other thread set a handler. So
+    the C library does.
+    """
+    signal.signal(number, signal.SIG_IGN)
+    library = ctypes.CDLL(None)
+    timer = threading.Timer(_TWICE, library.signal, (number, int(signal.SIG_DFL)))
+    timer.daemon = True
+    timer.start()

@@ -100,6 +100,7 @@ PROMISED = {
     "override": False,
     "exit_after_minutes": None,
     "exit_at_step": None,
+    "grace": None,
     "profile_steps": None,
     "replica_check_every": None,
     "straggler_factor": None,

@@ -19,6 +19,7 @@ OTHERS = {
     "gcloud": "worker command",
     "Megatron-LM": "bf16 fp16 lr save load",
     "mkdocs": "strict",
+    "sbatch": "signal",
     "any": "name",
 }
 FOREIGN = {name for names in OTHERS.values() for name in names.split()}

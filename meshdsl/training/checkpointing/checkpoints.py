@@ -35,6 +35,7 @@ from meshdsl.training.checkpointing.host_copies import HostCopies
 from meshdsl.training.checkpointing.local_checkpoints import LocalFolder, Unfit
 from meshdsl.training.checkpointing.seals import Damaged, missing
 from meshdsl.training.checkpointing.shared_checkpoints import SharedFolder
+from meshdsl.training.checkpointing.speed import seconds_to_save
 from meshdsl.training.processes.joining import gathered, together
 from meshdsl.training.state import by_path, tree_like
 
@@ -133,6 +134,10 @@ class Checkpoints:
             to_local.save(step, unpadded, about)
         else:
             self._kept.save(step, unpadded, about, eval_loss)
+
+    def seconds_to_save(self, state: Any) -> float:
+        """Returns about how long it takes until a tree is saved; see `speed.seconds_to_save`."""
+        return seconds_to_save(self._kept.save_seconds, by_path(state), self._kept.path)
 
     def copy(self, step: int, state: Any, position: Any = None) -> None:
         """Copies a tree as `save`, into the folder of copies; at once, and without the others."""

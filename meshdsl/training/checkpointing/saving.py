@@ -147,6 +147,18 @@ def begun(workdir: str | os.PathLike[str]) -> bool:
     return any(path.name.isdigit() for path in (Path(workdir) / FOLDER).glob("*"))
 
 
+def newest_saved(workdir: str | os.PathLike[str]) -> tuple[int, float] | None:
+    """Returns the step of the newest complete checkpoint, and when it was saved: since 1970."""
+    found = None
+    try:
+        for entry in os.scandir(Path(workdir) / FOLDER):
+            if entry.name.isdigit() and (found is None or int(entry.name) > found[0]):
+                found = int(entry.name), entry.stat().st_mtime
+    except OSError:  # there is none yet, or one was removed meanwhile
+        return found
+    return found
+
+
 def differences(
     saved: Mapping[str, Any], now: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> list[str]:

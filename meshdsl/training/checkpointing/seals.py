@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -29,25 +30,32 @@ class Damaged(Exception):
 
 
 class Seals:
-    """Seals each checkpoint of a folder as soon as it is complete."""
+    """Seals each checkpoint of a folder as soon as it is complete.
+
+    Attributes:
+        seconds: how long the last one took until it was complete; None: there was none.
+    """
 
     def __init__(self, folder: Path) -> None:
+        self.seconds: float | None = None
         self._folder = folder
         self._settled = threading.Event()  # no more is being written
         self._threads: list[threading.Thread] = []
 
-    def add(self, step: int) -> None:
-        """Seals the checkpoint of a step as soon as it is complete."""
+    def add(self, step: int, began: float) -> None:
+        """Seals the checkpoint of a step, begun at a monotonic time, as soon as it is complete."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        thread = threading.Thread(target=self._seal, args=(self._folder / str(step),), daemon=True)
+        given = (self._folder / str(step), began)
+        thread = threading.Thread(target=self._seal, args=given, daemon=True)
         thread.start()
         self._threads.append(thread)
 
-    def _seal(self, checkpoint: Path) -> None:
+    def _seal(self, checkpoint: Path, began: float) -> None:
         while not checkpoint.exists() and not self._settled.wait(_PATIENCE):
             pass
         if not checkpoint.exists():
             return  # it was never completed
+        self.seconds = time.monotonic() - began
         try:
             seal(checkpoint, _own(checkpoint))
             if jax.process_index() == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -56,6 +57,11 @@ class SharedFolder:
     def steps(self) -> Sequence[int]:
         return list(self._manager.all_steps())
 
+    @property
+    def save_seconds(self) -> float | None:
+        """How long the last checkpoint took until it was complete; None: there was none."""
+        return self._seals.seconds
+
     def save(
         self, step: int, arrays: Mapping[str, Any], about: Any, eval_loss: float | None
     ) -> None:
@@ -66,10 +72,11 @@ class SharedFolder:
         )
         metrics = None if eval_loss is None else {"eval_loss": eval_loss}
         self.wait()  # a checkpoint is sealed before it can be deleted for this one
+        began = time.monotonic()
         self._writing.begins()
         with self._writing.reported():
             self._manager.save(step, args=items, metrics=metrics, force=True)
-        self._seals.add(step)
+        self._seals.add(step, began)
 
     def about(self, step: int) -> Any:
         """Returns the description of a checkpoint; all processes must call this.

@@ -9,7 +9,6 @@ failure, `down_seconds`. `failed` has `start`, `process`, `code`, `cause`, `step
 from __future__ import annotations
 
 import json
-import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from meshdsl.training.checkpointing.host_copies import newest_copy
-from meshdsl.training.checkpointing.saving import FOLDER
+from meshdsl.training.checkpointing.saving import newest_saved
 
 NAME = "launch.jsonl"
 
@@ -63,19 +62,8 @@ class Events:
 def newest(workdir: Path, host_copies: Path | None) -> tuple[int, float] | None:
     """Returns the newest step that is saved or copied, and when, in seconds since 1970."""
     copied = None if host_copies is None else newest_copy(host_copies)
-    found = [one for one in (_newest_checkpoint(workdir), copied) if one is not None]
+    found = [one for one in (newest_saved(workdir), copied) if one is not None]
     return max(found, default=None)
-
-
-def _newest_checkpoint(workdir: Path) -> tuple[int, float] | None:
-    found = None
-    try:
-        for entry in os.scandir(workdir / FOLDER):
-            if entry.name.isdigit() and (found is None or int(entry.name) > found[0]):
-                found = int(entry.name), entry.stat().st_mtime
-    except OSError:  # there is none yet, or one was removed meanwhile
-        return found
-    return found
 
 
 def losses(workdir: Path) -> Losses | None:

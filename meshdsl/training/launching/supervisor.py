@@ -7,7 +7,8 @@ and all go on from the last checkpoint.
 Guarantees:
     A process that fails is named once, with its signal or exit code and its last lines.
     What would end alike is not started again: see `FINAL` of `exit_codes`.
-    SIGTERM and SIGINT reach every process, so that the run saves its state and ends.
+    SIGTERM, SIGINT and a notice, SIGUSR1, reach every process, so that the run saves its state and
+    ends.
     No process outlives its supervisor.
 """
 
@@ -28,6 +29,7 @@ from typing import Any
 from meshdsl.training.exit_codes import DONE, FINAL, MISTAKE, UNFINISHED
 from meshdsl.training.launching.children import Child, how_ended
 from meshdsl.training.launching.events import NAME, Events, Losses, newest
+from meshdsl.training.stopping import NOTICE
 
 _PARTING = 90.0  # seconds in which the others end after the first has ended as it should
 _FIRST_DELAY = 1.0  # seconds before a restart without a checkpoint since the last; doubles then
@@ -229,17 +231,19 @@ class Supervisor:
         """Returns an exit code as shells count it: 128 and the number of a signal."""
         if code >= 0:
             return code
+        if self._told == NOTICE:
+            return UNFINISHED
         return 128 + (self._told or -code)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Passes SIGTERM and SIGINT on while its block runs; the second one kills."""
-        numbers = (signal.SIGINT, signal.SIGTERM)
+        """Passes signals on while its block runs; the second one that is no notice kills."""
+        numbers = [signal.SIGINT, signal.SIGTERM, *([] if NOTICE is None else [NOTICE])]
         before = {number: signal.getsignal(number) for number in numbers}
 
         def pass_on(number: int, frame: Any) -> None:
-            again = self._told is not None
-            self._told = number
+            again = self._told not in (None, NOTICE) and number != NOTICE
+            self._told = self._told or number
             self._wakes.set()
             for child in self.children:
                 child.send(signal.SIGKILL if again else number)

@@ -2,7 +2,7 @@
 
 Guarantees:
     All processes agree on the same result at the same step.
-    They agree only about every `SECONDS`, since each time they wait for each other.
+    They agree only about every `seconds`, since each time they wait for each other.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ class Agreement:
     Attributes:
         step: the last step at which they agreed, or the one that the run began at.
         every: the number of steps from there to the next agreement.
+        seconds: the time between two agreements.
         notes: what each process has noted for all at the last agreement, in their order.
     """
 
     step: int
     every: int = 1
+    seconds: float = SECONDS
     notes: Sequence[Any] = ()
     _time: float = field(default_factory=time.monotonic)
 
@@ -54,7 +56,7 @@ class Agreement:
             return stops, signal
         now = time.monotonic()
         a_step = (now - self._time) / max(step - self.step, 1)
-        wanted = max(1, min(int(SECONDS / max(a_step, 1e-9)), 2 * self.every))
+        wanted = max(1, min(int(self.seconds / max(a_step, 1e-9)), 2 * self.every))
         own = json.dumps([stops, signal or 0, wanted, note])
         stop, signals, every, self.notes = zip(*map(json.loads, gathered(own)), strict=True)
         self.step, self.every, self._time = step, min(every), now

@@ -146,13 +146,15 @@ def test_failures_without_a_checkpoint_between_them_wait_longer_each_time(launch
     ]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 75)]
+)
 def test_a_signal_reaches_all_and_ends_the_job(number, code, launched, tmp_path):
     program = (
         "def stop(got, frame):\n"
         "    open(f'{folder}/got.{number}', 'w').write(str(got))\n"
-        "    os._exit(128 + got)\n"
-        "signal.signal(signal.SIGTERM, stop); signal.signal(signal.SIGINT, stop)\n"
+        "    os._exit(75 if got == signal.SIGUSR1 else 128 + got)\n"
+        "for one in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1): signal.signal(one, stop)\n"
         "open(f'{folder}/ready.{number}', 'w')\n"
         "time.sleep(600)\n"
     )
@@ -167,6 +169,28 @@ def test_a_signal_reaches_all_and_ends_the_job(number, code, launched, tmp_path)
     assert launched(program) == (code, [])
     thread.join()
     assert [(tmp_path / f"got.{n}").read_text() for n in range(2)] == [str(int(number))] * 2
+
+
+def test_a_signal_after_a_notice_is_the_first_one(launched, tmp_path):
+    program = (
+        "def stop(got, frame):\n"
+        "    if got == signal.SIGTERM: os._exit(75)\n"
+        "    open(f'{folder}/noticed.{number}', 'w')\n"
+        "for one in (signal.SIGTERM, signal.SIGUSR1): signal.signal(one, stop)\n"
+        "open(f'{folder}/ready.{number}', 'w')\n"
+        "while True: time.sleep(0.02)\n"
+    )
+
+    def tell():
+        for file, number in (("ready", signal.SIGUSR1), ("noticed", signal.SIGTERM)):
+            while not all((tmp_path / f"{file}.{n}").exists() for n in range(2)):
+                time.sleep(0.02)
+            os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=tell)
+    thread.start()
+    assert launched(program) == (75, [])
+    thread.join()
 
 
 def test_a_second_signal_ends_processes_that_do_not_end(launched, tmp_path):
