@@ -220,19 +220,29 @@ def _by(
         return usual
 
     @cache
-    def improved(program: SpmdProgram, apart: bool) -> SpmdProgram:
-        chosen = options
+    def kept(program: SpmdProgram) -> tuple[SpmdProgram, SpmdProgram]:
+        """Returns a written program, and the one that keeps weights where lowering may choose.
+
+        Both ways to send collectives, apart and joined, begin there.
+        """
         program = replace(program, donated=tuple(donated))
-        if apart and hardware is not None:
+        is_open = options.weights == "auto"
+        return program, keep_gathered(program, options.memory) if is_open else program
+
+    @cache
+    def improved(program: SpmdProgram, apart: bool) -> SpmdProgram:
+        program, keeping = kept(program)
+
+        def passed(program: SpmdProgram) -> SpmdProgram:
+            if not apart or hardware is None:
+                return run_passes(program, options)
             small = small_bytes(hardware, mesh)
-            chosen, program = replace(options, bucket_bytes=small), reduce_inside(program, small)
-        if options.weights != "auto":
-            return run_passes(program, chosen)
-        kept = keep_gathered(program, options.memory)
-        better = run_passes(kept, chosen)
-        if kept is not program and better.peak_bytes > allowance(program, options.memory):
+            return run_passes(reduce_inside(program, small), replace(options, bucket_bytes=small))
+
+        better = passed(keeping)
+        if keeping is not program and better.peak_bytes > allowance(program, options.memory):
             # Passes may raise the peak further where weights are kept.
-            usual = run_passes(program, chosen)
+            usual = passed(program)
             better = better if better.peak_bytes <= usual.peak_bytes else usual
         return better
 

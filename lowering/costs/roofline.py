@@ -90,6 +90,39 @@ def local_work(
     return work
 
 
+def works_alike(block: Block, other: Block) -> bool:
+    """Whether the `local_work` of two blocks is the same, as is found without computing it.
+
+    It is so if they differ in transfers and loops alone, none of which is fused with anything, and
+    if each value that others may be fused with is read by some of these in both blocks, or in
+    neither.
+    """
+    mine, others = set(block.instructions), set(other.instructions)
+    more, fewer = mine - others, others - mine
+    if not all([_is_apart(instruction) for one in (more, fewer) for instruction in one]):
+        return False
+    read = {value for instruction in more for value in instruction.inputs}.union(block.outputs)
+    before = {value for instruction in fewer for value in instruction.inputs}.union(other.outputs)
+    if changed := read ^ before:
+        common = [one for one in mine & others if _is_apart(one)]
+        changed.difference_update(*[instruction.inputs for instruction in common])
+        # Values that only one of the blocks makes are read by what only this block has.
+        made = ({value for one in some for value in one.outputs} for some in (more, fewer))
+        if not changed <= set.symmetric_difference(*made):
+            return False
+    # Work that two products could do is the later one's.
+    return _products(block) == _products(other)
+
+
+def _is_apart(instruction: Instruction) -> bool:
+    """Whether an instruction is fused with none that it reads from."""
+    return instruction.op in COLLECTIVES or bool(instruction.bodies)
+
+
+def _products(block: Block) -> list[Instruction]:
+    return [instruction for instruction in block.instructions if instruction.op in _PRODUCTS]
+
+
 def convolution_bytes(
     block: Block, products: Products = "least"
 ) -> dict[Instruction, tuple[tuple[int, ...], int]]:

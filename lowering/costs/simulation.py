@@ -17,7 +17,7 @@ schedule, so that one can be held against the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from meshdsl.layouts.calibration import calibration_of
@@ -29,7 +29,7 @@ from meshdsl.lowering.costs.filling import filled
 from meshdsl.lowering.costs.links import links_of
 from meshdsl.lowering.costs.measured import MeasuredCosts
 from meshdsl.lowering.costs.products import GROUPED, product_sizes
-from meshdsl.lowering.costs.roofline import LocalWork, local_work
+from meshdsl.lowering.costs.roofline import LocalWork, local_work, works_alike
 from meshdsl.lowering.costs.schedule import WORK, Event, Schedule
 from meshdsl.lowering.costs.streams import (
     PICOSECONDS,
@@ -195,6 +195,7 @@ class _Writer:
         costs: the table of the hardware; `measured`: its calibration; at most one of them.
         known: what each step stands for, but waits.
         blocks: the steps of the blocks that were written.
+        works: the last block with some inputs, its work, and the picoseconds of its instructions.
         times: the picoseconds of instructions, by their work; `by_bytes`: of elementwise work
             without products, by the bytes that it moves.
         collectives: the time of each collective, and its links.
@@ -208,6 +209,7 @@ class _Writer:
     measured: MeasuredCosts | None = None
     known: dict[Step, Instruction] = field(default_factory=dict)
     blocks: dict[Block, Steps] = field(default_factory=dict)
+    works: dict[tuple[Value, ...], _Works] = field(default_factory=dict)
     times: dict[tuple[Instruction, int, int], int] = field(default_factory=dict)
     by_bytes: dict[int, int] = field(default_factory=dict)
     collectives: dict[Instruction, tuple[int, tuple[Link, ...]]] = field(default_factory=dict)
@@ -237,6 +239,17 @@ class _Writer:
         if block not in self.blocks:
             self.blocks[block] = Steps.of(_BlockWriter(self, block).run())
         return self.blocks[block]
+
+    def work(self, block: Block) -> _Works:
+        """Returns the work of a block."""
+        before = self.works.get(block.inputs)
+        if before is not None and works_alike(block, before.block):
+            known = replace(before, block=block)
+        else:
+            products = self.hardware.products if self.measured is None else "alone"
+            known = _Works(block, local_work(block, self.fused, products))
+        self.works[block.inputs] = known
+        return known
 
     def time(self, instruction: Instruction, work: LocalWork) -> int:
         """Returns the picoseconds of work."""
@@ -382,6 +395,15 @@ class _Writer:
         return isinstance(step, Work) and self.known[step].op in _WITH_PRODUCTS
 
 
+@dataclass(frozen=True)
+class _Works:
+    """The work of a block's instructions, and the picoseconds of those that are known."""
+
+    block: Block
+    work: Mapping[Instruction, LocalWork]
+    times: dict[Instruction, int] = field(default_factory=dict)
+
+
 class _BlockWriter:
     """Writes the steps of one block.
 
@@ -398,9 +420,8 @@ class _BlockWriter:
     def __init__(self, outer: _Writer, block: Block) -> None:
         self.outer = outer
         self.block = block
-        products = outer.hardware.products if outer.measured is None else "alone"
-        self.work = local_work(block, outer.fused, products)
-        self.times: dict[Instruction, int] = {}
+        known = outer.work(block)
+        self.work, self.times = known.work, known.times
         self.loops: dict[Instruction, Step] = {}
         self.steps: list[Step] = []
         self.pending: dict[Value, frozenset[Key]] = {}

@@ -70,11 +70,19 @@ def _joined(block: Block, mesh: Mesh, limit: int | None, rings: bool) -> Block:
             alike[_key(instruction)].add(instruction)
     instructions, replays = block.instructions, computed_again(block)
     for chosen in alike.values():
-        if len(chosen) > 1:
+        if _may_join(chosen, mesh, limit):
             instructions = _of_one_key(instructions, chosen, replays, mesh, limit)
     if instructions is block.instructions:
         return block
     return replace(block, instructions=instructions)
+
+
+def _may_join(chosen: Collection[Instruction], mesh: Mesh, limit: int | None) -> bool:
+    """Whether a bucket has room for two of some collectives."""
+    if len(chosen) < 2 or limit is None:
+        return len(chosen) > 1
+    smallest, second, *_ = sorted(payload_bytes(collective, mesh) for collective in chosen)
+    return smallest + second <= limit
 
 
 def _key(collective: Instruction) -> Hashable:
@@ -94,17 +102,23 @@ def _of_one_key(
     limit: int | None,
 ) -> tuple[Instruction, ...]:
     """Joins the collectives of one key."""
-    levels = _levels(instructions, chosen)
+    # Nothing moves before the first of them, or behind the last.
+    within = [n for n, instruction in enumerate(instructions) if instruction in chosen]
+    first, end = within[0], within[-1] + 1
+    levels = _levels(instructions[first:end], chosen)
     parts = [part for level in levels for part in _by_replay(level, replays)]
     groups = [group for part in parts for group in _within(part, mesh, limit)]
     groups = [group for group in groups if len(group) > 1]
     if not groups:
         return instructions
-    position = {instruction: n for n, instruction in enumerate(instructions)}
-    maker = {value: instruction for instruction in instructions for value in instruction.outputs}
-    priority: dict[Instruction, float] = dict(position)
     replaced = {instruction for group in groups for instruction in group}
-    remaining = [instruction for instruction in instructions if instruction not in replaced]
+    within = [n for n in within if instructions[n] in replaced]
+    first, end = within[0], within[-1] + 1
+    moving = instructions[first:end]
+    position = {instruction: n for n, instruction in enumerate(moving)}
+    maker = {value: instruction for instruction in moving for value in instruction.outputs}
+    priority: dict[Instruction, float] = dict(position)
+    remaining = [instruction for instruction in moving if instruction not in replaced]
     for group in groups:
         bucket = joined(group, mesh)
         remaining.append(bucket)
@@ -114,7 +128,7 @@ def _of_one_key(
             priority[bucket] = max(position[group[0]], last + 0.5)
             for instruction in moved:
                 priority[instruction] = min(priority[instruction], priority[bucket] - 0.25)
-    return in_order(remaining, priority)
+    return (*instructions[:first], *in_order(remaining, priority), *instructions[end:])
 
 
 def _levels(

@@ -23,6 +23,8 @@ def tidy(program: SpmdProgram, options: Options) -> SpmdProgram:
 
 
 def _once(block: Block) -> Block:
+    if not _repeats(block):
+        return block
     known: dict[Hashable, tuple[Value, ...]] = {}
     same: dict[Value, Value] = {}
     remaining = []
@@ -41,6 +43,18 @@ def _once(block: Block) -> Block:
         return block
     outputs = tuple(same.get(value, value) for value in block.outputs)
     return replace(block, instructions=tuple(remaining), outputs=outputs)
+
+
+def _repeats(block: Block) -> bool:
+    """Whether two instructions are equal; in most blocks, no two of a kind have equal operands."""
+    alike: dict[Hashable, list[Instruction]] = {}
+    for instruction in block.instructions:
+        alike.setdefault((instruction.op, instruction.inputs), []).append(instruction)
+    if len(alike) == len(block.instructions):
+        return False
+    keys = [_key(one) for some in alike.values() if len(some) > 1 for one in some]
+    known = [key for key in keys if key is not None]
+    return len(set(known)) < len(known)
 
 
 def _key(instruction: Instruction) -> Hashable | None:

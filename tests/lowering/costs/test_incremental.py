@@ -7,6 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.layouts.calibration import find_hardware
+from meshdsl.lowering.costs.roofline import local_work, works_alike
 from meshdsl.lowering.costs.simulation import Simulator, simulate
 from meshdsl.lowering.program import Block
 from tests.layouts.calibrations import written
@@ -60,6 +61,22 @@ def test_a_changed_program_takes_what_it_takes_from_nothing(program, name, seed,
         assert simulator.seconds(program) == simulate(program, kind).seconds
         program = replace(program, block=changed(program.block, draw))
     assert len(times) > 1
+
+
+@pytest.mark.parametrize("products", ["within", "least", "alone"])
+def test_blocks_that_work_alike_have_the_same_work(program, products):
+    draw, found = random.Random(0), set()
+    for _ in range(60):
+        loops = [one.body for one in program.block.instructions if one.bodies]
+        block = draw.choice([program.block, *loops])
+        other = changed(block, draw)
+        other = Block(other.inputs, other.instructions, draw.choice([other.outputs, ()]))
+        works = [local_work(one, products=products) for one in (block, other)]
+        for one, two in [(block, other), (other, block)]:
+            if works_alike(one, two):
+                assert works[0] == works[1]
+            found.add((works_alike(one, two), works[0] == works[1]))
+    assert found >= {(True, True), (False, False)}
 
 
 def test_programs_of_two_meshes_do_not_mix(program):
