@@ -78,26 +78,28 @@ def exact_key(value: Any) -> Hashable:
 
 @dataclass(frozen=True, eq=False, slots=True, init=False)
 class Value:
-    """A tensor in a program: its global shape, dtype and layout, and the shape of a shard."""
+    """A tensor in a program: its global shape, dtype and layout, and the shape of a shard.
+
+    Attributes:
+        bytes: those of one device's shard.
+    """
 
     shape: Shape
     dtype: np.dtype
     layout: TensorLayout
     local: Shape
+    # Computed once, since costs read it some twenty times.
+    bytes: int = field(init=False, repr=False)
 
     def __init__(self, shape: Shape, dtype: np.dtype, layout: TensorLayout, local: Shape) -> None:
         _set_shape(self, shape)
         _set_dtype(self, dtype)
         _set_layout(self, layout)
         _set_local(self, local)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of one device's shard."""
-        return self.local.volume * self.dtype.itemsize
+        _set_bytes(self, local.volume * dtype.itemsize)
 
 
-_set_shape, _set_dtype, _set_layout, _set_local = setters(Value)
+_set_shape, _set_dtype, _set_layout, _set_local, _set_bytes = setters(Value)
 
 
 @dataclass(frozen=True, eq=False, slots=True, init=False)

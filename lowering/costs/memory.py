@@ -324,8 +324,6 @@ class _Liveness:
         They are an attention's blocks of scores, and results of a collective before they are
         written over an input.
         """
-        if not (instruction.op in COLLECTIVES or instruction.op in _ATTENTION):
-            return _NO_BUFFERS
         values: list[Value] = []
         if instruction.op in _ATTENTION:
             scores = _scores_of(instruction)
@@ -361,19 +359,22 @@ class _Liveness:
         peak, at_peak = _Peak(total, UNKNOWN, ()), live.moment
         # Most instructions have neither scores nor inner blocks, and compute one result.
         now, permanent, scores, last_reads = live.now, self.permanent, self.scores, self.last_reads
+        written_over, counted_outside, size = self.written_over, self.counted_outside, self.size
         for position, instruction in enumerate(self.block.instructions):
             if instruction in self.hidden:
                 continue
+            op, outputs = instruction.op, instruction.outputs
             read = self._dying(instruction.inputs, position)
             if scores and instruction in scores and last_reads[scores[instruction]] == position:
                 read.append(scores[instruction])
             dying = [v for v in read if v in now and v not in permanent] if read else []
             results = _made(instruction)
-            for value in instruction.outputs:
-                in_place = value in self.written_over and self._in_place(value, position)
-                if in_place or value in self.counted_outside:
-                    del results[value]
-            if instruction.op == "attention" and instruction in scores:
+            if written_over or counted_outside:
+                for value in outputs:
+                    in_place = value in written_over and self._in_place(value, position)
+                    if in_place or value in counted_outside:
+                        del results[value]
+            if op == "attention" and instruction in scores:
                 results[scores[instruction]] = instruction.source
             replaced: Collection[Value] = ()
             if results and dying and instruction.bodies:
@@ -382,13 +383,15 @@ class _Liveness:
                 replaced = _replaced(instruction, dying)
             for value in replaced:
                 live.drop(value)
-                total -= self.size(value)
+                total -= size(value)
             if results:
                 live.add(results)
                 for value in results:
-                    total += self.size(value)
-            inner = self._extra_buffers(instruction)
-            if instruction.bodies:
+                    total += size(value)
+            inner = _NO_BUFFERS
+            if op in COLLECTIVES or op in _ATTENTION:
+                inner = self._extra_buffers(instruction)
+            elif instruction.bodies:
                 inner, used_inside = _peak_inside(instruction, self.target, self.sizes)
                 for one, used in used_inside.items():
                     curve[one] = max(curve.get(one, 0), total + used)
@@ -400,7 +403,7 @@ class _Liveness:
             for value in (*dying, *results):
                 if value in now and last_reads.get(value, -1) <= position:
                     live.drop(value)
-                    total -= self.size(value)
+                    total -= size(value)
         return replace(peak, buffers=(*live.at(at_peak), *peak.buffers))
 
 
@@ -442,7 +445,7 @@ def _split_joined(block: Block, target: Target) -> dict[Instruction, Instruction
     A joined collective is split into its parts. On TPU the parts of a reduce_scatter run
     separately, each as soon as its operand is computed.
     """
-    several = [i for i in block.instructions if i.op in COLLECTIVES and len(i.outputs) > 1]
+    several = [i for i in block.instructions if len(i.outputs) > 1 and i.op in COLLECTIVES]
     if not several:
         return dict(zip(block.instructions, block.instructions, strict=True))
     early = {i for i in several if target == "tpu" and i.op == "reduce_scatter"}
@@ -460,10 +463,12 @@ def _split_joined(block: Block, target: Target) -> dict[Instruction, Instruction
             for part in instruction.parts:
                 parts_after[made_at.get(part.inputs[0], -1)].append((part, instruction))
     split: dict[Instruction, Instruction] = dict(parts_after[-1])
+    joined = set(several)
     for position, instruction in enumerate(block.instructions):
-        if instruction not in early:
-            parts = instruction.parts if instruction.op in COLLECTIVES else (instruction,)
-            split.update(dict.fromkeys(parts, instruction))
+        if instruction not in joined:
+            split[instruction] = instruction
+        elif instruction not in early:
+            split.update(dict.fromkeys(instruction.parts, instruction))
         if position in parts_after:
             split.update(parts_after[position])
     return split

@@ -47,26 +47,28 @@ def _early(block: Block, kinds: Collection[str]) -> Block:
         value: instruction for instruction in block.instructions for value in instruction.outputs
     }
     gathers = any(instruction.op == "all_gather" for instruction in moving)
-    first = _first_readers(block, position, maker) if gathers else {}
+    readers = _first_readers(block, position, maker) if gathers else {}
     long = [n for instruction, n in position.items() if instruction.op in _LONG]
     priority: dict[Instruction, float] = dict(position)
-    earlier = False
+    first, end = len(block.instructions), 0  # what moves is between these
     for instruction in moving:
         moved, begin = ready(instruction, maker, priority)  # equals come in the order given
         if instruction.op == "all_gather":
-            before = bisect.bisect_left(long, first.get(instruction, len(block.instructions)))
+            before = bisect.bisect_left(long, readers.get(instruction, len(block.instructions)))
             begin = max(begin, long[before - 1] - 0.5) if before else position[instruction]
         if begin < position[instruction]:
-            earlier = True
+            first, end = min(first, int(begin)), max(end, position[instruction] + 1)
             priority[instruction] = begin
             for companion in moved:
                 priority[companion] = min(priority[companion], begin)
-    if not earlier:
+    first = max(first, 0)
+    if end <= first:
         return block
-    instructions = in_order(block.instructions, priority)
-    return (
-        block if instructions == block.instructions else replace(block, instructions=instructions)
-    )
+    given = block.instructions
+    ordered = in_order(given[first:end], priority)
+    if ordered == given[first:end]:
+        return block
+    return replace(block, instructions=(*given[:first], *ordered, *given[end:]))
 
 
 def _first_readers(
