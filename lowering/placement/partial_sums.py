@@ -18,6 +18,7 @@ earliest is chosen.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 
 from meshdsl.layouts.tensor_layout import TensorLayout
@@ -90,7 +91,7 @@ class _AxisProblem:
     Each node is a statement that is true on the source side:
 
     - a tensor: it stays partial,
-    - ("reduced", tensor): no reader needs it reduced,
+    - ("reduced", tensor): no reader needs it reduced; left out where one reader alone decides,
     - ("moved", read): a reader that stays partial needs a tensor moved,
     - ("masked", read, tensor): a reader that stays partial needs the tensor moved, unless it is
       partial,
@@ -104,12 +105,16 @@ class _AxisProblem:
         self.paid: set[Read] = set()  # reads whose cost does not depend on the cut
         # Strategies if a partial sum passes, for operations that then have other reads.
         self.through: dict[Operation, Strategy] = {}
-        self.made: set[Tensor] = set()  # results of operations that make partial sums
+        # Results of operations that make partial sums: they are the source.
+        self.made: set[Tensor] = set()
         self.can: set[Tensor] = set()  # tensors that are or may be partial
         self.passing: set[Tensor] = set()  # tensors that may pass a partial sum on
         self.linear: dict[Operation, Strategy] = {}  # operations that may pass a partial sum on
         # Bytes of reductions, by dims, bytes per element and layout: many tensors share them.
         self.costs: dict[tuple[Shape, int, TensorLayout], float] = {}
+        self.reductions: dict[Tensor, float] = {}  # what it costs to reduce a tensor
+        # The readers that a tensor is reduced for unless they stay partial; the sink: in any case.
+        self.readers: dict[Tensor, dict[Tensor | str, None]] = defaultdict(dict)
         self.cut = CutGraph()
 
     def solve(self) -> set[Tensor]:
@@ -120,7 +125,8 @@ class _AxisProblem:
         self._add(self.planned.graph, 1)
         for tensor in self.planned.graph.outputs:
             self._need_reduced(tensor)
-        kept = self.cut.source_side()
+        self._add_reductions()
+        kept = self.cut.source_side() | self.made
         return {t for t in self.passing if t in kept}
 
     # Which tensors can be partial at all.
@@ -270,13 +276,13 @@ class _AxisProblem:
     def _add_tensor(self, tensor: Tensor, times: int) -> None:
         if tensor not in self.can:
             return
+        self.reductions[tensor] = times * (self._cost(tensor) + START)
         if tensor in self.made:
-            self.cut.edge(CutGraph.SOURCE, tensor, INFINITE)
-        self.cut.edge(tensor, ("reduced", tensor), times * (self._cost(tensor) + START))
+            return
         if self.axis in self.planned.layouts[tensor].split_axes:
             self.cut.edge(tensor, CutGraph.SINK, times * tensor.bytes * _WIDER)
         given = self.planned.given
-        if tensor in given.tensors and tensor not in self.made:
+        if tensor in given.tensors:
             if self.axis in given.partial.get(tensor, ()):
                 self.cut.edge(CutGraph.SOURCE, tensor, _GIVEN)
             else:
@@ -324,13 +330,29 @@ class _AxisProblem:
         If `after` stays partial, `before` does too, or is masked at the cost of `mask`. If `after`
         does not stay partial, `before` is needed reduced.
         """
-        self.cut.edge(after, before, mask)
+        if before not in self.made:
+            self.cut.edge(after, before, mask)
         if before in self.can:
-            self.cut.edge(("reduced", before), after, INFINITE)
+            self.readers[before][after] = None
 
     def _need_reduced(self, tensor: Tensor) -> None:
         if tensor in self.can:
-            self.cut.edge(("reduced", tensor), CutGraph.SINK, INFINITE)
+            self.readers[tensor][CutGraph.SINK] = None
+
+    def _add_reductions(self) -> None:
+        """Adds the reductions of tensors: one serves all readers."""
+        for tensor, readers in self.readers.items():
+            start: Tensor | str = CutGraph.SOURCE if tensor in self.made else tensor
+            cost = self.reductions.get(tensor, 0.0)
+            if CutGraph.SINK in readers:
+                if start is tensor:
+                    self.cut.edge(tensor, CutGraph.SINK, cost)
+            elif len(readers) == 1:
+                self.cut.edge(start, next(iter(readers)), cost)
+            else:
+                self.cut.edge(start, ("reduced", tensor), cost)
+                for reader in readers:
+                    self.cut.edge(("reduced", tensor), reader, INFINITE)
 
     def _add_scan(self, op: Operation, times: int) -> None:
         body: Graph = op.params["body"]

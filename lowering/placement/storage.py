@@ -90,10 +90,13 @@ class _Storage:
     - ("moved", tensor, phase): no reader of a phase needs it moved out of storage,
     - ("moved back", tensor, phase): a result of such a reader is stored.
 
+    The last two are left out where one reader alone decides them.
+
     Attributes:
         stored_layouts: for tensors that may be stored, their layouts if they are.
         stacks: tensors that a loop slices.
-        paid: the ("moved", tensor, phase) that have been added.
+        reads: for tensors and phases, how often the first reader runs, and of all readers the
+            results that need no move if they are stored too; None: the reader needs the move.
         costs: the costs of moving tensors, by their dims, bytes per element and stored layout, and
             whether they move into storage; thousands of parameters may share them.
         savings: the costs of computing in storage instead, by the same.
@@ -118,7 +121,7 @@ class _Storage:
         self.again = again
         self.stored_layouts: dict[Tensor, TensorLayout] = {}
         self.stacks: set[Tensor] = set()
-        self.paid: set[tuple] = set()
+        self.reads: dict[tuple[Tensor, int], tuple[int, dict[Tensor | None, None]]] = {}
         self.costs: dict[tuple[Shape, int, TensorLayout, bool], float] = {}
         self.savings: dict[tuple[Shape, int, TensorLayout], float] = {}
         self.related: dict[Tensor, list[tuple[Tensor, _Map]]] = defaultdict(list)
@@ -139,6 +142,7 @@ class _Storage:
                     self.cut.edge(CutGraph.SOURCE, tensor, self._cost(tensor, back=True))
                 else:
                     self._read(tensor, 1, 1)
+        self._add_moves()
         stored_side = self.cut.source_side()
         return {
             tensor: layout
@@ -309,15 +313,30 @@ class _Storage:
         Args:
             result: if given, the tensor is moved unless this one is stored too.
         """
-        moved, back = ("moved", tensor, phase), ("moved back", tensor, phase)
-        if moved not in self.paid:
-            self.paid.add(moved)
-            again = _AGAIN if phase else 1.0
-            self.cut.edge(tensor, moved, again * times * self._cost(tensor))
-            self.cut.edge(back, tensor, times * self._cost(tensor, back=True))
-        self.cut.edge(moved, CutGraph.SINK if result is None else result, INFINITE)
-        if result is not None:
-            self.cut.edge(result, back, INFINITE)
+        self.reads.setdefault((tensor, phase), (times, {}))[1][result] = None
+
+    def _add_moves(self) -> None:
+        """Adds what the readers of tensors need moved: one move serves all readers of a phase."""
+        edge = self.cut.edge
+        for (tensor, phase), (times, results) in self.reads.items():
+            moved, back = ("moved", tensor, phase), ("moved back", tensor, phase)
+            cost = (_AGAIN if phase else 1.0) * times * self._cost(tensor)
+            cost_back = times * self._cost(tensor, back=True)
+            stored = [result for result in results if result is not None]
+            if len(stored) < len(results):
+                edge(tensor, CutGraph.SINK, cost)
+            elif len(stored) == 1:
+                edge(tensor, stored[0], cost)
+            else:
+                edge(tensor, moved, cost)
+                for result in stored:
+                    edge(moved, result, INFINITE)
+            if len(stored) == 1:
+                edge(stored[0], tensor, cost_back)
+            elif stored:
+                edge(back, tensor, cost_back)
+                for result in stored:
+                    edge(result, back, INFINITE)
 
     def _cost(self, tensor: Tensor, back: bool = False) -> float:
         """Returns the cost of moving a tensor out of storage, or into it (`back`)."""
