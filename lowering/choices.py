@@ -13,12 +13,14 @@ Where the hardware is known, `lowering.decisions` goes on from there.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeVar
 
 from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.prices import LinkPrices
 from meshdsl.lowering.communication.reshard_search import SLOWER
 from meshdsl.lowering.options import Context, Options
 from meshdsl.lowering.program import SpmdProgram
@@ -154,11 +156,14 @@ def _has_running_sum(scan: Operation) -> bool:
     return any(is_sum(body, consts + i, i) for i in range(scan.params["carries"]))
 
 
-def cost_of(program: SpmdProgram) -> tuple[float, int]:
+def cost_of(program: SpmdProgram, prices: LinkPrices | None = None) -> tuple[float, int]:
     """Returns the bytes that one device sends, and its peak, to compare programs by.
 
-    Bytes over slow axes count `SLOWER` times.
+    Bytes over slow axes count `SLOWER` times. With prices, these say what all bytes count.
     """
+    if prices is not None:
+        sent = (prices.cost(c.kind, c.axes, c.wire_bytes) * c.count for c in program.collectives)
+        return math.fsum(sent), program.peak_bytes
     slow = program.mesh.slow
     over_slow_axes = sum(
         collective.wire_bytes * collective.count

@@ -132,7 +132,7 @@ def decide(
     other = _PRODUCTS.turned(best)
     if evaluate(best) != evaluate(other):
         way = faster(way, other, _PRODUCTS)
-    if _strays_from_bytes(write(way[0]).program, hardware, evaluate(way[0]).seconds):
+    if strays_from_bytes(write(way[0]).program, hardware, evaluate(way[0]).seconds):
         way = with_moves_by_time(way)
     best, decisions = way
     return write(best), decisions
@@ -170,15 +170,22 @@ class _Switch:
         return str(value) if value else self.off_word  # another switch of the field may be on
 
 
-def _strays_from_bytes(program: SpmdProgram, hardware: Hardware, seconds: float) -> bool:
-    """Whether moves of least time may be much faster than those of fewest bytes.
+def strays_from_bytes(
+    program: SpmdProgram, hardware: Hardware, seconds: float, goal: float = math.inf
+) -> bool:
+    """Whether moves of least time (`Choice.timed`) may be much faster than those of fewest bytes.
 
     Time follows bytes but for four kinds of collectives: those that wait for a latency, that cross
     a slow network, that move what another one has just moved (another axis may go with it), and
     all_to_alls, whose bytes pass through other devices. Where these take little of a step, another
     lowering would be in vain.
+
+    Args:
+        seconds: the time of the program.
+        goal: what the program would have to take less than.
     """
-    return _straying_seconds(program.block, program.mesh, hardware) > _STRAYS * seconds
+    straying = _straying_seconds(program.block, program.mesh, hardware)
+    return straying > _STRAYS * seconds and seconds - straying < goal
 
 
 def _straying_seconds(block: Block, mesh: Mesh, hardware: Hardware) -> float:

@@ -326,7 +326,8 @@ class _Start:
         def write(placed: Placed) -> Stages:
             return self._write(placed, simplified, choice, given)
 
-        return better_of(write, self.one_by_one, self.together)
+        prices = self.one_by_one.chooser.mesh.prices
+        return better_of(write, self.one_by_one, self.together, prices)
 
     def _write(
         self, placed: Placed, simplified: Simplified, choice: Choice, given: Given

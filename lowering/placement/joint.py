@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.prices import LinkPrices
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.choices import Lowered, cost_of
 from meshdsl.lowering.communication.reshard import cost_of_sending
@@ -68,11 +69,19 @@ def choose_jointly(placed: Placed) -> Placed:
     return replace(placed, strategies={**placed.strategies, **strategies}, joint=True)
 
 
-def better_of(write: Callable[[Placed], Lowered], usual: Placed, joint: Placed) -> Lowered:
+def better_of(
+    write: Callable[[Placed], Lowered],
+    usual: Placed,
+    joint: Placed,
+    prices: LinkPrices | None = None,
+) -> Lowered:
     """Returns the lowering of joint strategies, if it sends less; else that of the usual.
 
     Rewrites of the graph follow strategies, so the whole program decides. Whether it fits into
     memory, and whether it is faster, decide those who know (`Choice.joint`).
+
+    Args:
+        prices: what sends count; None: their bytes.
 
     Raises:
         ValueError: a `Placement` fits neither.
@@ -85,7 +94,7 @@ def better_of(write: Callable[[Placed], Lowered], usual: Placed, joint: Placed) 
         ours = write(usual)
     except ValueError:
         return other
-    return other if cost_of(other.program) < cost_of(ours.program) else ours
+    return other if cost_of(other.program, prices) < cost_of(ours.program, prices) else ours
 
 
 def _groups(

@@ -6,7 +6,7 @@ need only one: the choice that time takes for most steps, or the first of a few 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from meshdsl.lowering.choices import Choice
@@ -22,7 +22,8 @@ def likely_choices(point: Point, options: Options, reduces_each: bool) -> Iterat
 
     Most often, large collectives start apart: with FSDP, the step is much slower otherwise. Where
     gradients are stored split, they may be reduced in each microbatch; otherwise they are complete
-    until the last one, and most large models do not fit.
+    until the last one, and most large models do not fit. Moves of least time are left to those who
+    know the times (`decisions.strays_from_bytes`).
 
     Args:
         reduces_each: whether to begin with gradients that are reduced in each microbatch.
@@ -52,8 +53,16 @@ def in_best_halves(
     program: SpmdProgram, simulator: Simulator, room: float
 ) -> tuple[SpmdProgram, float]:
     """Returns the fastest of a program and those with a dim in halves that fit, and its time."""
-    halved = [in_halves(program, dim) for dim in candidates(program)]
-    programs = [program, *(one for one in halved if one.peak_bytes <= room)]
-    timed = [(simulator.seconds(one), one) for one in programs]
+    halved = (in_halves(program, dim) for dim in candidates(program))
+    return fastest_of([program, *halved], simulator, room)
+
+
+def fastest_of(
+    programs: Sequence[SpmdProgram | None], simulator: Simulator, room: float
+) -> tuple[SpmdProgram, float]:
+    """Returns the fastest of the programs that fit, and its time; without any, the first one."""
+    first, *others = (program for program in programs if program is not None)
+    fitting = [first, *(other for other in others if other.peak_bytes <= room)]
+    timed = [(simulator.seconds(one), one) for one in fitting]
     seconds, fastest = min(timed, key=lambda row: row[0])
     return fastest, seconds

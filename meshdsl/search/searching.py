@@ -28,7 +28,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.choices import Choice
 from meshdsl.lowering.costs.simulation import Simulator, step_seconds
 from meshdsl.lowering.costs.units import show_bytes
-from meshdsl.lowering.decisions import ROOM, small_bytes
+from meshdsl.lowering.decisions import ROOM, small_bytes, strays_from_bytes
 from meshdsl.lowering.lower import lower, validate
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.program import SpmdProgram
@@ -37,7 +37,7 @@ from meshdsl.search.bounds import Bounds
 from meshdsl.search.candidates import LIGHT, Candidate, Enumeration
 from meshdsl.search.estimates import Errors, is_plain
 from meshdsl.search.facts import ONE_DEVICE, Facts, stand_in
-from meshdsl.search.likely import in_best_halves, likely_choices, sums_gradients
+from meshdsl.search.likely import fastest_of, in_best_halves, likely_choices, sums_gradients
 from meshdsl.search.plans import DoesNotFit, Effort, Plan, Plans, Step
 from meshdsl.search.space import (
     SLICE,
@@ -318,6 +318,9 @@ class Search:
         assert program is not None
         simulator = Simulator(self.hardware)
         seconds, fits = simulator.seconds(program), program.peak_bytes <= self.room
+        if fits and strays_from_bytes(program, self.hardware, seconds, self._fastest):
+            other = self._lower(point, self._direct(point), choice=replace(choice, timed=True))
+            program, seconds = fastest_of([program, other], simulator, self.room)
         halves = self._scale >= _QUICK and self.step.options.halves == "auto"
         if fits and halves and seconds < _SLOW * self._fastest:
             program, seconds = in_best_halves(program, simulator, self.room)

@@ -57,7 +57,7 @@ def on(graph, mesh, layout, name, choice=None):
 def by_bytes(monkeypatch, *args):
     """Returns what lowering does if moves are those of fewest bytes."""
     with monkeypatch.context() as patch:
-        patch.setattr(decisions, "_strays_from_bytes", lambda *_: False)
+        patch.setattr(decisions, "strays_from_bytes", lambda *_: False)
         return on(*args)
 
 
@@ -156,7 +156,7 @@ def test_no_random_program_is_slower_than_by_bytes(seed, monkeypatch):
     function, args, _ = program_of(seed)
     graph = md.jit(function).trace(*args)
     where = graph, rng.choice(MESHES), rng.choice(LAYOUTS), rng.choice(["v5p", "v5e", "h100"])
-    monkeypatch.setattr(decisions, "_strays_from_bytes", lambda *_: True)
+    monkeypatch.setattr(decisions, "strays_from_bytes", lambda *_: True)
     (_, now), (_, before) = on(*where), by_bytes(monkeypatch, *where)
     assert now <= before * 1.000001
 

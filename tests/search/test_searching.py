@@ -177,6 +177,18 @@ def test_what_is_near_the_fastest_is_tried_in_halves():
     assert 0.97 * decided.seconds <= tried.seconds <= 1.03 * decided.seconds
 
 
+def test_moves_of_least_time_are_tried_where_bytes_say_little():
+    """Else a search prefers what sends little over what is fast, where nodes share a network."""
+    found = Search(mlp(4096, 2048, 2), "h100", Mesh.parse("slice@dcn:2,data:4"))
+    rows = [row for row in found.candidates()[0] if str(row.point.layout) == "batch:slice+data"]
+    found._lowered(rows, 0)
+    tried = found._tried[0]
+    decided = found._decided(tried)
+    moves = [one for one in decided.program.decisions if one.name == "moves"]
+    assert [one.chosen.name for one in moves] == ["least time"]
+    assert tried.seconds <= 1.02 * decided.seconds
+
+
 LITTLE = Effort(estimated=12, tried=1, decided=1)
 
 

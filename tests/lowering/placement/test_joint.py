@@ -14,6 +14,7 @@ from meshdsl import nn
 from meshdsl.layouts.hardware import hardware
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.prices import LinkPrices
 from meshdsl.lowering import lower
 from meshdsl.lowering.costs.simulation import simulate
 from meshdsl.lowering.lower import lower as lowered_by
@@ -286,6 +287,19 @@ def program(wire_bytes, peak_bytes):
 def test_joint_strategies_are_taken_if_the_program_sends_less(joint_one, taken):
     programs = {"usual": program(100, 10), "joint": program(*joint_one)}
     assert better_of(programs.get, "usual", "joint") is programs[taken]
+
+
+def test_with_prices_those_that_take_less_time_are_taken_though_they_send_more():
+    prices = LinkPrices.on(hardware("h100"), Mesh.parse("slice@dcn:2,data:4"))
+    programs = {"usual": program(100, 10), "joint": program(110, 10)}
+    for name, axis in (("usual", "slice"), ("joint", "data")):
+        lowered = programs[name].program
+        sent = SimpleNamespace(
+            kind="all_gather", axes=(axis,), wire_bytes=lowered.wire_bytes * 2**20, count=1
+        )
+        lowered.collectives = (sent,)
+    assert better_of(programs.get, "usual", "joint") is programs["usual"]
+    assert better_of(programs.get, "usual", "joint", prices) is programs["joint"]
 
 
 # Random programs whose joint strategies send less and hold more: their number, the mesh, the
