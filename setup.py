@@ -36,6 +36,7 @@ setup(
     options={"editable_wheel": {"mode": "compat"}},
     package_data={
         "meshdsl": ["py.typed"],
+        "meshdsl.cli.help_pages": ["*.txt"],
         "meshdsl.layouts": ["tables/*.json"],
         "meshdsl.reports.explain.html": ["*.css", "*.js"],
         "meshdsl.reports.explore": ["*.css", "*.js"],

@@ -49,7 +49,7 @@ RULES = {
     "the language knows nothing of devices": (
         "meshdsl/",
         (
-            "meshdsl/__init__.py",
+            "meshdsl/language.py",
             "meshdsl/cli/",
             "meshdsl/generation/",
             "meshdsl/reports/",
@@ -155,10 +155,10 @@ def module_of(file):
 def edges():
     """Returns which modules each one imports, anywhere but for type checkers alone.
 
-    The package itself is left out: it gathers names for users, and layers are written with it.
+    The public language is left out: it gathers names for users, and layers are written with it.
     """
     modules = {module_of(file): file for file in FILES}
-    del modules["meshdsl"]
+    del modules["meshdsl"], modules["meshdsl.language"]
     found = {}
     for module, file in modules.items():
         tree = ast.parse(file.read_text())

@@ -93,7 +93,8 @@ def test_a_wheel_has_every_file_of_the_package(wheel):
         str(path.relative_to(ROOT))
         for folder in FOLDERS
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".py", ".css", ".js", ".json", ".typed") and not path.is_symlink()
+        if path.suffix in (".py", ".css", ".js", ".json", ".txt", ".typed")
+        and not path.is_symlink()
     ]
     links = {name: f"meshdsl/{name}" for name in FOLDERS[1:]}
     expected = [

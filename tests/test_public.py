@@ -32,7 +32,7 @@ def test_the_public_names_are_listed_and_all_there():
 
 
 def test_what_the_families_of_operations_list_is_public():
-    """A word of theirs that is missing here belongs in `__all__` of meshdsl/__init__.py."""
+    """A word of theirs that is missing here belongs in `__all__` of meshdsl/language.py."""
     families = (ops, activations, arithmetic, bits, complex_numbers, special)
     listed = {name for family in families for name in family.__all__}
     forgotten = listed - set(md.__all__)
@@ -49,7 +49,7 @@ def test_every_operation_has_a_public_word():
     forgotten = set(words) - public - INTERNAL - {"attention_reference"}
     assert not forgotten, "; ".join(
         f"`{word}` of {words[word].replace('.', '/')}.py has no word in `__all__` of "
-        "meshdsl/__init__.py; if that is on purpose, list it in INTERNAL of this test"
+        "meshdsl/language.py; if that is on purpose, list it in INTERNAL of this test"
         for word in sorted(forgotten)
     )
     assert set(words) >= INTERNAL

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshdsl.cli.mistakes.problems import Problems
-from meshdsl.version import VERSION
+from meshdsl.version import version_line
 
 # Files by which a machine's accelerators are known without their libraries.
 _DEVICE_FILES = {"gpu": ("/dev/nvidia0", "/dev/kfd"), "tpu": ("/dev/accel0", "/dev/vfio/0")}
@@ -71,13 +71,6 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
         print(line)
     print(table(installed))
     return 1 if any(use.always and use.missing(installed) for use in USES) else 0
-
-
-def version_line() -> str:
-    """Returns the versions that a bug report should have."""
-    installed = versions()
-    jax = f"jax {installed['jax']}" if "jax" in installed else "no jax"
-    return f"meshdsl {VERSION} ({jax}, Python {platform.python_version()})"
 
 
 def versions() -> dict[str, str]:

@@ -17,9 +17,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from meshdsl.cli.help_pages import help_page
 from meshdsl.tensors.dims import did_you_mean
 from meshdsl.training.exit_codes import DIFFERING, FAILED, INTERRUPTED, MISTAKE, NOT_FINITE
 from meshdsl.training.reporting.output import hush, tell
+from meshdsl.version import version_line
 
 if TYPE_CHECKING:
     from absl.flags import FlagValues
@@ -78,8 +80,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
         tell(_usage())
         return 0
     if name in ("--version", "version"):
-        from meshdsl.cli.doctor import version_line
-
         tell(version_line())
         return 0
     if name not in COMMANDS:
@@ -87,6 +87,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _fail(
             "meshdsl", f"unknown command {name!r}; choose one of {', '.join(COMMANDS)}{hint}"
         )
+    if rest in (["--help"], ["-h"]) and (page := help_page(name)):
+        tell(page.rstrip())
+        return 0
     command = f"meshdsl {name}"
     from meshdsl.cli import flags
 

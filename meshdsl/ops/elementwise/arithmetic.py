@@ -2,7 +2,7 @@
 
 One statement defines such an operation: its name, its slopes, the kinds of dtype it takes, its
 docstring, and facts such as `linear` or `symbol` (`Primitive`). It also needs a word in its file's
-`__all__` and in `meshdsl/__init__.py`, and a line in the table of each backend whose framework has
+`__all__` and in `meshdsl/language.py`, and a line in the table of each backend whose framework has
 no function of its name. `special`, `bits` and `complex_numbers` define more operations.
 
 The cotangent of a complex number z is dL/d(real z) - i dL/d(imag z), as JAX has it, so that the
