@@ -41,6 +41,7 @@ from meshdsl.training.health.replicas import WITHOUT_REPLICAS, ReplicaCheck, rep
 from meshdsl.training.health.settings import Health
 from meshdsl.training.health.stragglers import ALONE, StragglerWatch
 from meshdsl.training.initial_state import Beginning, GivenWeights, checked_weights, first_of
+from meshdsl.training.launching.job_time import job_time
 from meshdsl.training.nonfinite import FiniteCheck, gradient_paths
 from meshdsl.training.planned import keep, kept
 from meshdsl.training.processes.watching import report
@@ -233,6 +234,9 @@ class _Prepared:
             with run.watch:
                 run.run()
             spent = str(self.shares)  # without the rest of the last checkpoint's writing
+            if run.job_time is not None:
+                over_all = run.job_time.report(run.done, run.step_seconds())
+                spent = "\n".join(filter(None, [spent, over_all]))
         if self._first and not self.reporting.quiet:
             tell(spent)
         if run.interrupted:
@@ -315,6 +319,7 @@ class _Prepared:
             checkpoints=checkpoints,
             sinks=sinks,
             shares=self.shares,
+            job_time=job_time(self.workdir) if self._first else None,
         )
 
     def _sinks(self, stack: ExitStack, beginning: Beginning) -> list[Sink]:

@@ -25,6 +25,7 @@ from meshdsl.training.data.feeding import Feed, Named
 from meshdsl.training.health.hanging import HangWatch
 from meshdsl.training.health.replicas import ReplicaCheck
 from meshdsl.training.health.stragglers import StragglerWatch
+from meshdsl.training.launching.job_time import JobTime
 from meshdsl.training.nonfinite import FiniteCheck, NotFinite
 from meshdsl.training.processes.agreement import SECONDS, Agreement
 from meshdsl.training.programs import Programs
@@ -49,6 +50,7 @@ class Run:
         evaluated: whether an earlier run took the last step and evaluated after it.
         reported: how many times earlier runs have reported metrics; None: unknown.
         done: how many steps have been taken.
+        first_seconds: how long the first call took, if a supervisor has started this process.
         interrupted: whether a signal in any process ends the run.
         failure: why metrics could not be written.
     """
@@ -76,10 +78,12 @@ class Run:
     checkpoints: Checkpoints | None
     sinks: list[Sink]
     shares: TimeShares
+    job_time: JobTime | None = None
     losses: list[float] = field(default_factory=list)
     history: list[dict[str, float]] = field(default_factory=list)
     done: int = 0
     interrupted: bool = False
+    first_seconds: float = 0.0
     failure: ValueError | None = None
 
     def run(self) -> None:
@@ -102,6 +106,10 @@ class Run:
             self._tell(self.begun, self._evaluate("eval") | self._evaluate("test"))
         for number in self._numbers():
             self._step(number, pending)
+            if self.job_time is not None and number == self.begun + self.at_once:
+                jax.block_until_ready(pending.metrics[-1]["loss"].data)
+                self.job_time.stepped(number)
+                self.first_seconds = self.shares.seconds()["steps"]
             if self.replica_check.due(number):
                 self.replica_check.check(number, self.state)
             stops = self._stops(number, agreement, pending)
@@ -238,13 +246,29 @@ class Run:
         if evaluates:
             line |= self._evaluate("eval")
             line |= self._evaluate("test") if number == self.steps else {}
-        self._tell(number, line | self.shares.read())
+        self._tell(number, line | self.shares.read() | self._of_job())
         try:
             self.finite_check.look(number - len(losses) + 1, losses, firsts)
         except NotFinite:
             self._save(number, None, last=True)
             raise
         return line.get("eval_loss")
+
+    def _of_job(self) -> dict[str, float]:
+        """Returns the shares of the time of the whole job, if a supervisor has started this."""
+        if self.job_time is None:
+            return {}
+        return self.job_time.shares(self.done, self.step_seconds())
+
+    def step_seconds(self) -> float:
+        """Returns how long a step of this process took on average, without its first call.
+
+        After the first call alone that one counts, which also connects the devices.
+        """
+        seconds, taken = self.shares.seconds()["steps"], self.done - self.begun
+        if taken <= self.at_once:
+            return seconds / max(taken, 1)
+        return (seconds - self.first_seconds) / (taken - self.at_once)
 
     def _tell(self, number: int, line: dict[str, float]) -> None:
         """Passes metrics to the sinks; if one fails, the run ends as soon as all agree."""

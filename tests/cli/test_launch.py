@@ -133,6 +133,8 @@ def test_losses_after_kills_are_those_of_a_run_that_nothing_happened_to(copies, 
     rng, work = random.Random(1), tmp_path / "work"
     job = started(2, text, work, *when, *[f"--host_copies={tmp_path}/copies"] * copies)
     reached = [0]
+    if not copies:  # a start before the first checkpoint begins anew
+        wait_for(lambda: any(one.name.isdigit() for one in (work / "checkpoints").glob("*")), job)
     for kill in range(6):
         wait_for(lambda: max(losses(work), default=0) > reached[-1] + 10, job)
         time.sleep(rng.random() / 10)
@@ -147,6 +149,11 @@ def test_losses_after_kills_are_those_of_a_run_that_nothing_happened_to(copies, 
     costs = [before - step for before, step in zip(reached[1:], begun, strict=True)]
     assert max(costs) <= (1 if copies else 20), costs
     assert not (tmp_path / "copies").exists()
+    record = [json.loads(line) for line in (work / "launch.jsonl").read_text().splitlines()]
+    again = ["failed", "started", "stepped"]
+    assert [one["event"] for one in record] == ["started", "stepped", *again * 6, "ended"]
+    stepped = [one for one in record if one["event"] == "stepped"]
+    assert all(one["recovery_seconds"] > 0 for one in stepped[1:])
 
 
 @pytest.mark.slow

@@ -1,8 +1,10 @@
 """The record of a supervisor: `launch.jsonl` in the workdir, one line of JSON per event.
 
 `started` has `start` (from 1), `processes`, `step` (of the newest checkpoint or copy) and, after a
-failure, `down_seconds`. `failed` has `start`, `process`, `code`, `cause`, `step`, `ran_seconds` and
-`repeated_seconds`: those since that step, whose steps are taken again. `ended` has `start` and
+failure, `down_seconds`. `stepped`, of the first process when the first step of a start is finished,
+has `start`, `step`, `start_seconds` since the start, and after a failure `recovery_seconds` since
+it. `failed` has `start`, `process`, `code`, `cause`, `step`, `ran_seconds` and
+`repeated_seconds`: those of steps since that one, which are taken again. `ended` has `start` and
 `code`. All have `time`, in seconds since 1970.
 """
 
@@ -30,15 +32,17 @@ class Losses:
         failures: how many there were.
         repeated_seconds: the time of steps that were taken again.
         down_seconds: the time from failures until the processes were started again.
+        recovery_seconds: the time from failures until the next step was finished.
     """
 
     failures: int = 0
     repeated_seconds: float = 0.0
     down_seconds: float = 0.0
+    recovery_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return self.repeated_seconds + self.down_seconds
+        return self.repeated_seconds + max(self.down_seconds, self.recovery_seconds)
 
 
 @dataclass
@@ -71,15 +75,31 @@ def losses(workdir: Path) -> Losses | None:
     file = workdir / NAME
     if not file.exists():
         return None
-    failures, repeated, down = 0, 0.0, 0.0
-    for event in _events(file):
+    failures, repeated, down, recovery = 0, 0.0, 0.0, 0.0
+    for event in events_of(file):
         failures += event.get("event") == "failed"
         repeated += _number(event.get("repeated_seconds"))
         down += _number(event.get("down_seconds"))
-    return Losses(failures, repeated, down)
+        recovery += _number(event.get("recovery_seconds"))
+    return Losses(failures, repeated, down, recovery)
 
 
-def _events(file: Path) -> Iterator[Mapping[str, Any]]:
+def first_step(file: Path, start: int) -> tuple[float, float] | None:
+    """Returns when the first step of the latest start of a number was finished, since 1970.
+
+    The second is how long the recovery took that it ended. None: no step was finished.
+    """
+    found = None
+    for event in events_of(file) if file.exists() else ():
+        if event.get("start") == start and event.get("event") == "started":
+            found = None
+        if event.get("start") == start and event.get("event") == "stepped":
+            found = _number(event.get("time")), _number(event.get("recovery_seconds"))
+    return found
+
+
+def events_of(file: Path) -> Iterator[Mapping[str, Any]]:
+    """Yields the events of a record, without what was cut off."""
     for line in file.read_bytes().splitlines():
         try:
             event = json.loads(line)

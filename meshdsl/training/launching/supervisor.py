@@ -14,6 +14,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import socket
@@ -28,7 +29,8 @@ from typing import Any
 
 from meshdsl.training.exit_codes import DONE, FINAL, MISTAKE, UNFINISHED
 from meshdsl.training.launching.children import Child, how_ended
-from meshdsl.training.launching.events import NAME, Events, Losses, newest
+from meshdsl.training.launching.events import NAME, Events, Losses, first_step, newest
+from meshdsl.training.launching.job_time import START
 from meshdsl.training.stopping import NOTICE
 
 _PARTING = 90.0  # seconds in which the others end after the first has ended as it should
@@ -98,6 +100,7 @@ class Supervisor:
                 assert first.code is not None
                 if self._is_final(first.code):
                     events.write("ended", start=self.start, code=first.code)
+                    self._recovered(first_step(events.file, self.start))
                     self._conclude(first, time.monotonic() - began)
                     return self._exit_code(first.code)
                 again = self._failed(first, since, events, reached)
@@ -116,12 +119,13 @@ class Supervisor:
             facts["down_seconds"] = round(down, 3)
             self._losses = _sum(self._losses, Losses(0, 0.0, down))
         events.write("started", start=self.start, **facts)
+        environment = {**(self.launch.environment or os.environ), START: str(self.start)}
         port = _free_port() if self.launch.meets else None
         self.children = [Child(n, n == self.launch.numbers[0]) for n in self.launch.numbers]
         try:
             for child in self.children:
                 command = self.launch.command(child.number, port)
-                child.start(command, ends.put, self.launch.environment)
+                child.start(command, ends.put, environment)
             if self._told is not None:  # it came while they were started
                 for child in self.children:
                     child.send(self._told)
@@ -165,8 +169,11 @@ class Supervisor:
         launch, now = self.launch, time.monotonic()
         reached = newest(launch.workdir, launch.host_copies)
         ran = now - first.began
+        stepped = first_step(events.file, self.start)
+        self._recovered(stepped)
+        stepping = ran if stepped is None else min(max(since - stepped[0], 0.0), ran)
         fresh = reached is not None and reached != before
-        repeated = min(max(since - reached[1], 0.0), ran) if fresh and reached else ran
+        repeated = min(max(since - reached[1], 0.0), ran) if fresh and reached else stepping
         self._losses = _sum(self._losses, Losses(1, repeated, 0.0))
         events.write(
             "failed",
@@ -205,6 +212,11 @@ class Supervisor:
         self._wakes.wait(delay)
         return True
 
+    def _recovered(self, stepped: tuple[float, float] | None) -> None:
+        """Counts the recovery that the first step of a start ended."""
+        if stepped is not None:
+            self._losses = _sum(self._losses, Losses(recovery_seconds=stepped[1]))
+
     def _show_lines(self, first: Child) -> None:
         """Shows the last lines of a process whose output was not shown, but for equal ones."""
         if first.shown:
@@ -224,7 +236,11 @@ class Supervisor:
             self.launch.report(
                 f"of {seconds:.0f} s, {lost.failures} failure{'s' * (lost.failures > 1)} cost "
                 f"{lost.repeated_seconds:.1f} s of steps that were taken again and "
-                f"{lost.down_seconds:.1f} s without processes, besides starting again"
+                + (
+                    f"{lost.recovery_seconds:.1f} s until the first step after each"
+                    if lost.recovery_seconds
+                    else f"{lost.down_seconds:.1f} s without processes, besides starting again"
+                )
             )
 
     def _exit_code(self, code: int) -> int:
@@ -262,6 +278,7 @@ def _sum(one: Losses, other: Losses) -> Losses:
         one.failures + other.failures,
         one.repeated_seconds + other.repeated_seconds,
         one.down_seconds + other.down_seconds,
+        one.recovery_seconds + other.recovery_seconds,
     )
 
 

@@ -53,6 +53,9 @@ KEYS = (
     "data_share",
     "saving_share",
     "evaluating_share",
+    "goodput",
+    "recovering_share",
+    "repeating_share",
 )
 
 Metrics: TypeAlias = Mapping[str, SupportsFloat | None]

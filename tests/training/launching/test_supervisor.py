@@ -263,8 +263,9 @@ def test_the_record_of_a_job_may_be_cut_off(tmp_path):
     (tmp_path / NAME).write_text(
         '{"event": "failed", "repeated_seconds": 2.5}\n'
         '{"event": "started", "down_seconds": 1.0}\n'
+        '{"event": "stepped", "recovery_seconds": 1.5}\n'
         '{"event": "failed", "repeated_seconds": 1}\n{"event": "fai'
     )
     found = losses(tmp_path)
     assert (found.failures, found.repeated_seconds, found.down_seconds) == (2, 3.5, 1.0)
-    assert found.seconds == 4.5
+    assert (found.recovery_seconds, found.seconds) == (1.5, 5.0)

@@ -38,6 +38,9 @@ FULL = {
     "data_share": 0.01,
     "saving_share": 0.02,
     "evaluating_share": 0.02,
+    "goodput": 0.6,
+    "recovering_share": 0.05,
+    "repeating_share": 0.01,
 }
 
 
