@@ -5,6 +5,10 @@ CPU a collective costs some 25 µs, so small tensors are sent in one buffer. 12 
 four devices take 60 % of the time, tensors of 64 KiB 65 to 95 %; from 256 KiB on, the copies cost
 more than they save.
 
+On TPU the small tensors of a joined gather or scatter are sent in one buffer, too, and the buffer
+fills tiles: shards of less than a tile become synchronous all_reduces there, one or two for each
+tensor. A single one stays: as a reduce_scatter beside the work it would take turns with large ones.
+
 XLA:CPU copies along the first dim in half the time. Along another dim it copies runs of a few KiB
 (256 by 1,024 numbers in 4 blocks: 0.6 of the time for a gather, 0.4 for a scatter; runs of 32 KiB:
 0.9 to 1.0). So tensors with short runs are transposed: their blocks become rows.
@@ -29,13 +33,14 @@ from meshdsl.lowering.backends.common.packing import (
     unflatten,
 )
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
-from meshdsl.lowering.backends.jax.torus_moves import all_gather, reduce_scatter
+from meshdsl.lowering.backends.jax.torus_moves import TILE, all_gather, filled, reduce_scatter
 from meshdsl.lowering.parameters import AllReduce, Permute, axes_of, parameters_of
 from meshdsl.lowering.program import Instruction, payload_bytes
 from meshdsl.tensors.cuts import cut, join
 from meshdsl.tensors.dtypes import is_float
 
 _SMALL = 64 * 1024  # bytes of payload up to which a tensor is packed with others
+_SHARDED = ("all_gather", "reduce_scatter")
 _RUN = 8 * 1024  # bytes up to which contiguous runs are copied faster along the first dim
 
 
@@ -121,15 +126,31 @@ def _permuted(instruction: Instruction, x: Any) -> Any:
     return lax.ppermute(x, params["mesh_axes"], params["pairs"])
 
 
+def _gather_rows(machine: Machine, part: Instruction, row: Any) -> Any:
+    """Returns the rows of all devices."""
+    if not machine.torus:
+        return lax.all_gather(row, axes_of(part))
+    rows = all_gather(machine, filled(row)[None], axes_of(part), 0)
+    return rows[:, : row.size]
+
+
+def _scatter_rows(machine: Machine, part: Instruction, rows: Any) -> Any:
+    """Returns the sum of this device's row."""
+    if not machine.torus:
+        return lax.psum_scatter(rows, axes_of(part))
+    (row,) = reduce_scatter(machine, filled(rows), axes_of(part), 0)
+    return row[: rows.shape[1]]
+
+
 _PACKINGS = {
     "all_reduce": Packing(flatten, lambda machine, part, x: _reduced(part, x), unflatten),
     "reduce_scatter": Packing(
         pack_blocks("dim"),
-        lambda machine, part, x: _sum_of(lambda x: lax.psum_scatter(x, axes_of(part)), x),
+        lambda machine, part, x: _sum_of(lambda x: _scatter_rows(machine, part, x), x),
         unflatten,
     ),
     "all_gather": Packing(
-        flatten, lambda machine, part, x: lax.all_gather(x, axes_of(part)), merge_blocks("dim")
+        flatten, lambda machine, part, x: _gather_rows(machine, part, x), merge_blocks("dim")
     ),
     "all_to_all": Packing(
         pack_blocks("split"),
@@ -145,18 +166,13 @@ _PACKINGS = {
 
 
 def _each(emit: Emitter) -> Emitter:
-    """Returns the emitter of a collective of several tensors; on CPU, small ones are packed."""
+    """Returns the emitter of a collective of several tensors; small ones are packed: see above."""
 
     def emit_all(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
         parts = instruction.parts
         if len(parts) == 1:
             return alone(machine, parts[0], inputs)
-        on_cpu = machine.platform == "cpu"
-        small = [
-            n
-            for n, part in enumerate(parts)
-            if on_cpu and payload_bytes(part, machine.mesh) <= _SMALL
-        ]
+        small = [n for n, part in enumerate(parts) if _is_small(machine, part)]
         packed = small if len(small) > 1 else []
         results = dict(zip(packed, _sent_packed(machine, parts, inputs, packed), strict=True))
         return [
@@ -172,9 +188,16 @@ def _each(emit: Emitter) -> Emitter:
     return emit_all
 
 
+def _is_small(machine: Machine, part: Instruction) -> bool:
+    """Whether a tensor is sent in one buffer with others."""
+    if machine.torus:
+        return part.op in _SHARDED and min(part.inputs[0].bytes, part.outputs[0].bytes) < TILE
+    return machine.platform == "cpu" and payload_bytes(part, machine.mesh) <= _SMALL
+
+
 def _has_short_runs(part: Instruction) -> bool:
     """Whether a gather or scatter copies short runs, along a dim that is not the first."""
-    if part.op not in ("all_gather", "reduce_scatter"):
+    if part.op not in _SHARDED:
         return False
     shard = (part.inputs if part.op == "all_gather" else part.outputs)[0]
     at = position_of(part, "dim")

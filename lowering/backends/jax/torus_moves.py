@@ -8,8 +8,8 @@ groups of 8 and then across them, it sends as much as one step would: 7/64 and 7
 It also has no reduce_scatter along the dim that is innermost in memory, or of blocks that do not
 fill its tiles of 128 numbers. XLA chooses the innermost dim: 4,096 by 1,376 numbers, along the
 first, are an all_reduce again (libtpu 0.0.52, 32 of v5e:16x16). So there each device's block
-becomes a row of its own, in rows of 128 if they divide. Blocks of less than a tile remain an
-all_reduce.
+becomes a row of its own, in rows of 128 if they divide. Blocks of less than a tile would be
+all_reduces: small tensors are sent together, and `filled` up.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from meshdsl.lowering.backends.jax.machine import Machine
 MANY = 64  # the least number of devices that may be all chips of a torus
 _LANES = 128  # numbers in a row of a TPU's tile
 _TILE_COLUMN = 32  # bytes in a column of a tile: 8 numbers of 4 bytes, 16 of 2
+TILE = _LANES * _TILE_COLUMN  # bytes
 
 Groups = list[list[int]] | None
 Step = tuple[Sequence[str], Groups]
@@ -68,6 +69,12 @@ def reduce_scatter(machine: Machine, x: Any, axes: Sequence[str], at: int) -> An
                 x, tuple(names), scatter_dimension=at, tiled=True, axis_index_groups=groups
             )
     return x
+
+
+def filled(rows: Any) -> Any:
+    """Returns rows whose last dim has pads at its end, so that each row fills entire tiles."""
+    pads = [(0, 0)] * (rows.ndim - 1) + [(0, -rows.shape[-1] % (TILE // rows.dtype.itemsize))]
+    return jnp.pad(rows, pads)
 
 
 def _fills_tiles(x: Any, at: int, devices: int) -> bool:

@@ -10,14 +10,18 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import meshdsl as md
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topologies import Topology
 from meshdsl.lowering.backends.hlo.wire import sent
 from meshdsl.lowering.backends.jax import device_mesh
 from meshdsl.lowering.backends.jax import torus_moves as steps
 from meshdsl.lowering.backends.jax.ahead import devices
+from meshdsl.lowering.backends.jax.arguments import partition_spec
+from meshdsl.lowering.backends.jax.emitters import EMITTERS
 from meshdsl.lowering.backends.jax.machine import Machine
 from meshdsl.lowering.backends.jax.torus import arrange_devices
+from tests.ops.agreement import random
 
 needs_libtpu = pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu")
 
@@ -95,6 +99,44 @@ def test_blocks_of_any_shape_are_scattered_as_numpy_would(sizes, at):
     )
     found = np.asarray(jax.jit(mapped)(x))
     np.testing.assert_array_equal(found, np.stack(np.split(x.sum(0), 8, axis=at)))
+
+
+@pytest.mark.parametrize("sizes", [{"a": 64, "b": 24, "c": 8}, {"a": 24, "large": 8192}])
+@pytest.mark.parametrize(("mesh", "axes"), [("data:8", "data"), ("x:2,y:4", "x+y")])
+def test_tensors_of_less_than_a_tile_are_sent_together_in_entire_tiles(mesh, axes, sizes):
+    """Each would be an all_reduce that the device waits for."""
+    rows, *dims = md.dims(rows=16, **sizes)
+
+    def loss(w, x):
+        return sum(md.sum(md.square(x[name] * w[name])) for name in w)
+
+    def step(w, x):
+        return {"w": md.grad(loss)(w, x)}
+
+    w = {dim.name: random([dim]) for dim in dims}
+    x = {dim.name: random([rows, dim]) for dim in dims}
+    layout = "; ".join([f"rows:{axes}", *(f"w/{name}:{axes}" for name in sizes)])
+    program = md.jit(step, mesh, layout).lower(w, x)
+    block = program.block
+    joined = [(one.op, len(one.parts)) for one in block.instructions if one.is_collective]
+    assert sorted(joined) == [("all_gather", len(w)), ("reduce_scatter", len(w))]
+
+    def local(*arrays):
+        return tuple(Machine(program.mesh, EMITTERS, torus=True).run(block, arrays))
+
+    laid = device_mesh(program.mesh)
+    specs = [
+        tuple(partition_spec(value.shape, value.layout) for value in values)
+        for values in (block.inputs, block.outputs)
+    ]
+    run = jax.shard_map(local, mesh=laid, in_specs=specs[0], out_specs=specs[1], check_vma=False)
+    given = [np.asarray(each) for each in (*w.values(), *x.values())]
+    text = str(jax.make_jaxpr(run)(*given))
+    sent = len(sizes) if "large" in sizes else 1
+    assert text.count("= all_gather[") == text.count("= reduce_scatter[") == sent
+    for name, found in zip(w, jax.jit(run)(*given), strict=True):
+        want = 2 * np.asarray(w[name]) * np.square(np.asarray(x[name])).sum(0)
+        np.testing.assert_allclose(found, want, rtol=1e-5)
 
 
 @needs_libtpu
