@@ -105,7 +105,7 @@ def _table(rows: Sequence[Ranked]) -> Html:
 
 def _row(row: Ranked, axes: Sequence[str], timed: bool, compiled: bool) -> list[Cell | Child]:
     one = row.result
-    layout = tag("div", code(one.layout or "none"), style="min-width: 36ch")
+    layout = tag("div", code(one.layout or "none"), style="min-width: 18ch")
     cells: list[Cell | Child] = [
         Cell(str(row.rank), row.rank),
         *([one.topology] if one.topology else []),

@@ -20,6 +20,7 @@ _WIDTH, _HEIGHT = 1000, 520
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 36, 20, 52
 _GOOD, _BAD, _FRONT, _RULE = "#2f6fd0", "#c9483f", "#e07b1a", "#8a94a3"
 _MOST_TICKS = 9
+_GAP = 140  # left of all others: those that send nothing, and room for the label below
 _NEAR = 14  # marks that are no further apart share one label
 
 
@@ -57,7 +58,7 @@ def plot(rows: Sequence[Ranked], rooms: Mapping[str, int]) -> Html:
     if not measured:
         return Html("")
     sent = [row.result.wire for row in measured]
-    gap = 36 if min(sent) < 1 else 0  # for those that send nothing
+    gap = _GAP if min(sent) < 1 else 0
     across = _Scale.of(sent, _LEFT + gap, _WIDTH - _RIGHT)
     peaks = [float(row.result.peak_bytes or 0) for row in measured]
     up = _Scale.of([*peaks, *rooms.values()], _HEIGHT - _BOTTOM, _TOP)
@@ -79,6 +80,7 @@ def plot(rows: Sequence[Ranked], rooms: Mapping[str, int]) -> Html:
         viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
         font_family="system-ui, sans-serif",
         font_size="13",
+        class_="plot",
         role="img",
         aria_label="memory against what is sent, a mark for each candidate",
     )
@@ -86,7 +88,7 @@ def plot(rows: Sequence[Ranked], rooms: Mapping[str, int]) -> Html:
 
 def _grid(across: _Scale, up: _Scale, zero: bool) -> list[Html]:
     floor, marks = _HEIGHT - _BOTTOM, []
-    ticks = across.ticks() + ([(float(_LEFT + 18), "0")] if zero else [])
+    ticks = across.ticks() + ([(_LEFT + _GAP / 2, "0")] if zero else [])
     for x, text in ticks:
         marks.append(_line(x, x, _TOP, floor, opacity="0.25"))
         marks.append(_text(text, x, floor + 18, "middle"))

@@ -16,7 +16,7 @@ def memory_curve(
     """Returns the memory in use while the intervals of a strip run, on the same axis of time.
 
     Args:
-        room: bytes that the device has; a line, where the scale reaches it.
+        room: bytes that the device has, named beside the peak; a line, where the scale reaches it.
         marked: whether the highest place is marked.
     """
     seconds, steps, known = scale.seconds or 1.0, [], None
@@ -51,7 +51,7 @@ def memory_curve(
         figure,
         _level(scale.bytes / 2, top, f"{show_bytes(scale.bytes / 2)}"),
         _level(room, top, f"{show_bytes(room)}: all there is", "room") if room <= top else None,
-        _mark(peak, top) if marked else None,
+        _mark(peak, top, room) if marked else None,
         class_="memory",
     )
 
@@ -61,11 +61,12 @@ def _level(count: float, top: float, text: str, kind: str = "") -> Html:
     return tag("span", tag("span", text), class_=classes, style=f"bottom: {100 * count / top:.2f}%")
 
 
-def _mark(peak: tuple[float, float, int], top: float) -> Html:
+def _mark(peak: tuple[float, float, int], top: float, room: int) -> Html:
     left = 100 * (peak[0] + peak[1]) / 2
-    side = "mark left" if left > 60 else "mark"
+    side = "mark left" if left > 50 else "mark"
     style = f"left: {left:.3f}%; bottom: {100 * peak[2] / top:.2f}%"
-    return tag("span", tag("b", f"peak {show_bytes(peak[2])}"), class_=side, style=style)
+    text = f"peak {show_bytes(peak[2])} of {show_bytes(room)}"
+    return tag("span", tag("b", text), class_=side, style=style)
 
 
 def ruler(scale: Scale) -> Html:

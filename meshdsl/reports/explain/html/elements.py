@@ -69,6 +69,14 @@ def code(text: str) -> Html:
     return tag("code", Html("/<wbr>".join(html.escape(part) for part in text.split("/"))))
 
 
+def ticked(text: str) -> Html:
+    """Returns a sentence whose words in backticks are code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # a backtick without its pair
+        return Html(html.escape(text))
+    return joined(code(part) if n % 2 else part for n, part in enumerate(parts))
+
+
 def place(source: Source, phase: bool = True) -> Html:
     """Returns a line of the source; the text of that line shows where the mouse rests.
 
@@ -79,6 +87,12 @@ def place(source: Source, phase: bool = True) -> Html:
         return tag("span", "–", class_="quiet")
     shown = str(source) if phase else source.place
     return tag("code", shown, class_="place", title=source.code or None)
+
+
+def line(source: Source) -> Html:
+    """Returns a line of the source for a table: its place, and its text below."""
+    says = tag("code", source.code, class_="says") if source.line and source.code else None
+    return joined([place(source, phase=False), says])
 
 
 def facts(pairs: Iterable[tuple[str, Child]], kind: str = "facts") -> Html:

@@ -21,9 +21,11 @@ from meshdsl.reports.explain.html.elements import (
     code,
     facts,
     joined,
+    line,
     place,
     table,
     tag,
+    ticked,
 )
 from meshdsl.reports.explain.html.gantt import gantt
 from meshdsl.reports.explain.html.placement import axis_bar, block_drawing, mesh_drawing, type_of
@@ -119,12 +121,12 @@ def limits(explanation: Explanation) -> Html:
         ("slow network", f"crossed by {_axes(slow)}" if slow else ""),
         *(("note", note) for note in explanation.notes),
     ]
-    shown = [(name, text) for name, text in notes if text]
+    shown = [(name, ticked(text[0].upper() + text[1:])) for name, text in notes if text]
     return section(
         "What limits the step",
         tag("p", "Most is spent on ", tag("b", what_limits(timeline)), "."),
         legend(timeline.times, explanation.mesh),
-        facts(shown, "facts notes") if shown else None,
+        facts(shown, "facts") if shown else None,
     )
 
 
@@ -213,7 +215,7 @@ def collectives(explanation: Explanation) -> Html:
     columns = [
         Column("phase"),
         Column("collective"),
-        Column("of"),
+        Column("name in source"),
         Column("dims"),
         Column("over"),
         Column("count", number=True),
@@ -251,7 +253,7 @@ def traffic_cells(traffic: Traffic) -> Sequence[Cell | Html | str]:
         Cell(f"{traffic.count:,}", traffic.count),
         byte_cell(traffic.payload_bytes / traffic.count),
         byte_cell(traffic.wire_bytes),
-        place(traffic.source, phase=False),
+        line(traffic.source),
     )
 
 

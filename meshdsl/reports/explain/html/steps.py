@@ -17,6 +17,7 @@ from meshdsl.reports.explain.html.elements import (
     Html,
     code,
     joined,
+    line,
     place,
     table,
     tag,
@@ -84,7 +85,7 @@ def interval_table(intervals: Sequence[Interval], total_seconds: float) -> Html:
         Column("#", number=True),
         Column("phase"),
         Column("what"),
-        Column("of"),
+        Column("name in source"),
         Column("time", number=True),
         Column("share", number=True),
         Column("limited by"),
@@ -109,7 +110,7 @@ def interval_table(intervals: Sequence[Interval], total_seconds: float) -> Html:
             Cell(
                 show_bytes(one.memory_bytes or 0) if one.memory_bytes else "", one.memory_bytes or 0
             ),
-            place(one.source, phase=False),
+            line(one.source),
         )
         for n, one in enumerate(intervals, start=1)
     ]

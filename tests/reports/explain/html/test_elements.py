@@ -9,9 +9,11 @@ from meshdsl.reports.explain.html.elements import (
     byte_cell,
     code,
     joined,
+    line,
     place,
     table,
     tag,
+    ticked,
 )
 from meshdsl.tracing.source import UNKNOWN, Source
 
@@ -79,3 +81,15 @@ def test_a_table_has_heads_that_sort_cells_with_their_order_and_totals():
     assert 'data-order="1024"' in text and "3.0 KiB" in found.text and EVIL in found.text
     one_row = str(table("sizes", columns, [("a", byte_cell(1))]))
     assert "<input" not in one_row and "<tfoot" not in one_row
+
+
+def test_words_in_backticks_are_code():
+    assert ticked("`x` is < `a/b`") == "<code>x</code> is &lt; <code>a/<wbr>b</code>"
+    assert ticked("one ` alone") == "one ` alone"
+
+
+def test_a_line_shows_its_place_and_its_text():
+    source = Source(__file__, 1)
+    shown = line(source)
+    assert source.place in shown and 'class="says"' in shown and "&quot;&quot;&quot;" in shown
+    assert "says" not in line(Source("nowhere.py", 3)) and "–" in line(Source("?", 0))

@@ -145,7 +145,7 @@ def test_every_column_sorts_both_ways(show):
     browser = show(explained()[1])
     table = "table[aria-label=collectives]"
     heads = browser.evaluate(HEADS.format(table))
-    assert heads[:3] == ["phase", "collective", "of"] and heads[-1] == "line"
+    assert heads[:3] == ["phase", "collective", "name in source"] and heads[-1] == "line"
     before = browser.evaluate(CELLS.format(table))
     for column, head in enumerate(heads):
         for _ in range(2):
@@ -240,7 +240,9 @@ def test_the_peak_is_marked_where_the_curve_is_highest(show):
     _, report = explained(batch=512)
     browser = show(report)
     mark = "document.querySelector('.memory .mark')"
-    assert browser.evaluate(f"{mark}.textContent") == f"peak {show_bytes(report.memory.peak_bytes)}"
+    peak, room = report.memory.peak_bytes, report.timeline.hardware.memory_bytes
+    says = f"peak {show_bytes(peak)} of {show_bytes(room)}"
+    assert browser.evaluate(f"{mark}.textContent") == says
     shape = browser.evaluate("document.querySelector('.memory .edge').getAttribute('d')")
     steps = [(float(y), float(x)) for y, x in re.findall(r"V([\d.]+)H([\d.]+)", shape)]
     top = min(y for y, _ in steps)
