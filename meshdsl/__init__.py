@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from meshdsl.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from meshdsl.imports.jax.function import from_jax
+    from meshdsl.imports.jax.function import from_jax as from_jax
     from meshdsl.language import *
     from meshdsl.language import __all__ as __all__
 

@@ -42,6 +42,7 @@ def test_what_programs_are_made_of_calls_no_setattr(kind):
 @pytest.mark.parametrize("kind", [Operation, Instruction, Value])
 def test_every_field_has_the_value_of_its_name(kind):
     names = list(inspect.signature(kind).parameters)
-    values = {name: SimpleNamespace(name=name, values=list) for name in names}
+    sizes = {"itemsize": 4, "volume": 6}  # of a `Value`, which multiplies them
+    values = {name: SimpleNamespace(name=name, values=list, **sizes) for name in names}
     made = kind(**values)
     assert {name: getattr(made, name) for name in names} == values
