@@ -254,6 +254,17 @@ FLAGS: dict[str, Flag] = {
         number,
         "Lowers the scores of tokens that a text has already, by this factor.",
     ),
+    "beams": (
+        "1",
+        whole(1),
+        "Search the likeliest text with this many beams, instead of drawing tokens.",
+    ),
+    "length_penalty": (
+        "1.0",
+        number,
+        "The power of its length that divides what a search rates a text by; more favours longer "
+        "texts.",
+    ),
     "stop": (
         None,
         str,

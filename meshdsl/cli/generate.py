@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from meshdsl.lowering.options import Options
 from meshdsl.training.reporting.output import tell
 
 if TYPE_CHECKING:
-    from meshdsl.generation import Sampling, Text
+    from meshdsl.generation import Place, Sampling, Searcher, Text, Writer
     from meshdsl.models import Model
     from meshdsl.training.data.tokenizers import Tokenizer
 
@@ -50,7 +50,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     Raises:
         ValueError: the user's mistakes, as many as possible in one error.
     """
-    from meshdsl.generation import Place, Writer
+    from meshdsl.generation import Place
 
     jobs.use_host_devices(values.host_devices if isinstance(values.host_devices, int) else None)
     stored = stored_params(values, problems)
@@ -64,19 +64,14 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     assert model is not None and tokenizer is not None and sampling is not None
     longest = _longest(values, model, tokenizer, asked.prompts, problems)
     problems.check()
-    writer = Writer(
-        model,
-        prompt_tokens=longest,
-        new_tokens=values.max_tokens,
-        batch_size=min(values.batch_size or _AT_ONCE, len(asked.prompts)),
-        sampling=sampling,
-        place=Place(
-            values.mesh_shape,
-            values.layout,
-            values.backend,
-            Options(**values_of(Options, values)),
-        ),
+    place = Place(
+        values.mesh_shape,
+        values.layout,
+        values.backend,
+        Options(**values_of(Options, values)),
     )
+    at_once = min(values.batch_size or _AT_ONCE, len(asked.prompts))
+    writer = _writer(values, model, longest, at_once, sampling, place)
     like = writer.programs.like
     writer.load(loaded(stored, weights, like, writer.programs.places()))
     stop = [text.replace("\\n", "\n").replace("\\t", "\t") for text in values.stop or ()]
@@ -87,12 +82,47 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     return 0
 
 
+def _writer(
+    values: flags.FlagValues,
+    model: Model,
+    longest: int,
+    at_once: int,
+    sampling: Sampling,
+    place: Place,
+) -> Writer | Searcher:
+    """Returns what writes the texts: by drawing tokens, or by a search with beams."""
+    from meshdsl.generation import Searcher, Writer
+
+    sizes = {"prompt_tokens": longest, "new_tokens": values.max_tokens, "batch_size": at_once}
+    if values.beams == 1:
+        return Writer(model, **sizes, sampling=sampling, place=place)
+    beams: dict[str, Any] = {"beams": values.beams, "length_penalty": values.length_penalty}
+    return Searcher(model, **sizes, **beams, place=place)
+
+
+def _texts(
+    writer: Writer | Searcher,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    stop: Sequence[str],
+    show: Callable[[int, str], None] | None = None,
+) -> Iterator[Text]:
+    """Yields the text after each prompt; `show` gets the pieces of those that grow by pieces."""
+    from meshdsl.generation import Searcher, search_texts, write_texts
+
+    if not isinstance(writer, Searcher):
+        yield from write_texts(writer, tokenizer, prompts, stop, show)
+        return
+    for number, text in enumerate(search_texts(writer, tokenizer, prompts, stop)):
+        if show is not None:
+            show(number, text.written)
+        yield text
+
+
 def _to_terminal(
-    writer: Any, tokenizer: Tokenizer, prompts: Sequence[str], stop: Sequence[str]
+    writer: Writer | Searcher, tokenizer: Tokenizer, prompts: Sequence[str], stop: Sequence[str]
 ) -> None:
     """Prints a single text as it is written, and several one after another."""
-    from meshdsl.generation import write_texts
-
     single = len(prompts) == 1
 
     def show(number: int, piece: str) -> None:
@@ -101,27 +131,29 @@ def _to_terminal(
 
     if single:
         show(0, prompts[0])
-    texts = write_texts(writer, tokenizer, prompts, stop, show if single else None)
+    texts = _texts(writer, tokenizer, prompts, stop, show if single else None)
     for number, text in enumerate(texts, start=1):
         sys.stdout.write("\n" if single else f"[{number}] {text.prompt}{text.written}\n")
         sys.stdout.flush()
 
 
 def _to_file(
-    values: flags.FlagValues, writer: Any, tokenizer: Tokenizer, asked: Asked, stop: Sequence[str]
+    values: flags.FlagValues,
+    writer: Writer | Searcher,
+    tokenizer: Tokenizer,
+    asked: Asked,
+    stop: Sequence[str],
 ) -> None:
     """Writes a line of JSON for each text.
 
     Raises:
         ValueError: the file cannot be written.
     """
-    from meshdsl.generation import write_texts
-
     finished: Counter[str] = Counter()
     count = 0
     try:
         with open(values.out, "x", encoding="utf-8") as file:
-            texts = write_texts(writer, tokenizer, asked.prompts, stop)
+            texts = _texts(writer, tokenizer, asked.prompts, stop)
             for line, text in zip(asked.lines, _tracked(texts, len(asked.prompts)), strict=True):
                 file.write(_line(line, text) + "\n")
                 file.flush()
@@ -208,9 +240,26 @@ def _sampling(values: flags.FlagValues, problems: Problems) -> Sampling | None:
     chosen = {field.name: getattr(values, field.name) for field in fields(Sampling)}
     if any(isinstance(value, Mistake) for value in chosen.values()):
         return None
+    _check_beams(values, problems)
     with problems.caught("sampling"):
         return Sampling(**chosen)
     return None
+
+
+def _check_beams(values: flags.FlagValues, problems: Problems) -> None:
+    """Adds the problems of flags that a search with beams does not follow, or that need one."""
+    if isinstance(values.beams, Mistake):
+        return
+    if values.beams == 1:
+        if values["length_penalty"].present:
+            problems.add("--length_penalty is for a search: give --beams too, as in --beams=4")
+        return
+    for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"):
+        flag = values[name]
+        if flag.present and not (name == "temperature" and flag.value == 0):
+            problems.add(
+                f"--{name}: a search with --beams={values.beams} draws nothing; leave it out"
+            )
 
 
 def _longest(
@@ -221,8 +270,8 @@ def _longest(
     problems: Problems,
 ) -> int:
     """Returns the number of tokens of the longest prompt; checks that the model has room for it."""
+    from meshdsl.generation.reading import check_writes, limits
     from meshdsl.generation.texts import prompt_tokens
-    from meshdsl.generation.writer import check_writes, limits
 
     with problems.caught("--model"):
         check_writes(model)

@@ -115,6 +115,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "top_p",
         "min_p",
         "repetition_penalty",
+        "beams",
+        "length_penalty",
         "stop",
     ),
     "export": ("out", "step", "format", "dtype", "max_shard_size"),

@@ -1,14 +1,27 @@
 """Generation: a trained model writes text: `from meshdsl.generation import Sampling, Writer`.
 
 A `Writer` has the compiled steps of a model (`programs`), for a mesh and a layout, and writes
-tokens, chosen as `Sampling` says. `texts` makes text of them, up to a stop string or the end token.
+tokens, chosen as `Sampling` says. A `Searcher` looks for the likeliest text with beams.
+`texts` makes text of tokens, up to a stop string or the end token.
 `scoring` has the loss of a model on text.
 """
 
+from meshdsl.generation.beams import Hypothesis, Searcher, search_texts
 from meshdsl.generation.programs import Place
 from meshdsl.generation.sampling import Sampling
 from meshdsl.generation.scoring import Score, Scorer
 from meshdsl.generation.texts import Text, write_texts
 from meshdsl.generation.writer import Writer
 
-__all__ = ["Place", "Sampling", "Score", "Scorer", "Text", "Writer", "write_texts"]
+__all__ = [
+    "Hypothesis",
+    "Place",
+    "Sampling",
+    "Score",
+    "Scorer",
+    "Searcher",
+    "Text",
+    "Writer",
+    "search_texts",
+    "write_texts",
+]

@@ -19,7 +19,7 @@ from meshdsl.layouts.layout import Layout, LayoutLike
 from meshdsl.layouts.mesh import MeshLike
 from meshdsl.layouts.validate import LayoutWarning
 from meshdsl.lowering.lower import tensors_of
-from meshdsl.models.model import Model
+from meshdsl.models.model import Cache, Model
 from meshdsl.ops import random
 from meshdsl.running.jit import Compiled, jit
 from meshdsl.tensors.dims import Dimension
@@ -110,7 +110,10 @@ class Programs:
     """The programs of a model that writes text.
 
     Attributes:
+        sizes: those that they are compiled for.
+        encodes: whether an encoder reads prompts.
         like: dims and dtypes of the parameters.
+        state: dims and dtypes of the state.
         prepare: parameters -> those that the other programs read.
         begin: prepared parameters, the tokens of an encoder or None, pads, and the settings of rows
             (`ROWS`) -> `state`, and what is `fixed` in all steps.
@@ -123,12 +126,14 @@ class Programs:
 
     def __init__(self, model: Model, sampling: Sampling, sizes: Sizes, place: Place) -> None:
         assert model.decoding is not None
-        self._decoding, self._filters, self._sizes = model.decoding, sampling.filters, sizes
+        self._decoding, self._filters, self.sizes = model.decoding, sampling.filters, sizes
+        self.encodes = model.decoding.empty is None
         self._vocab = Dimension("vocab", model.config.vocab)
         self.like: Any = spec_of(model.init)
         prepared = _result(self._prepare, self.like)["params"]
         begin = self._begin_arguments(prepared)
         begun = _result(self._begin, *begin)
+        self.state: Any = begun["state"]
         lengths = {1, sizes.chunk} if self._decoding.empty else {1}
         self.steps: dict[int, Compiled] = {}
         with warnings.catch_warnings():
@@ -145,10 +150,10 @@ class Programs:
         return places(self.prepare, self.like)
 
     def _begin_arguments(self, params: Any) -> list[Any]:
-        batch, _ = self._sizes.tokens(1)
+        batch, _ = self.sizes.tokens(1)
         source = None
-        if self._decoding.empty is None:
-            source = spec(self._sizes.tokens(self._sizes.prompt), "int32")
+        if self.encodes:
+            source = spec(self.sizes.tokens(self.sizes.prompt), "int32")
         rows: dict[str, Any] = {name: spec([batch], dtype) for name, dtype in ROWS.items()}
         rows |= {"key": spec([random.KEY], "uint32"), "width": spec([], "int32")}
         return [params, source, spec([batch], "int32"), rows]
@@ -159,7 +164,7 @@ class Programs:
     def _begin(
         self, params: Any, source: Tensor | None, pads: Tensor, rows: dict[str, Tensor]
     ) -> dict[str, Any]:
-        decoding, sizes = self._decoding, self._sizes
+        decoding, sizes = self._decoding, self.sizes
         if decoding.empty is not None:
             room = nn.slots_needed(sizes.prompt + sizes.new, decoding.window, sizes.chunk)
             cache = decoding.empty(pads, room)
@@ -185,14 +190,60 @@ class Programs:
                 state["seen"], ops.where(of_text, tokens, -1), True, self._vocab, mode="max"
             )
             scores = nn.penalise_seen(scores, state["seen"], fixed["repetition_penalty"])
+        return {"state": state, **self._following(scores, read, fixed)}
+
+    def _following(
+        self, scores: Tensor, read: Cache, fixed: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Returns what a step gives beside its state, by the scores [batch, vocab]."""
+        filters = self._filters
         options: dict[str, Any] = {n: fixed[n] for n in ("top_k", "top_p", "min_p") if n in filters}
         if "noise" in filters:
             key = random.fold_in(fixed["key"], read.start - fixed["width"])
             options["noise"] = nn.row_noise(key, fixed["number"], self._vocab)
             options["temperature"] = fixed["temperature"]
         chosen = nn.sample(scores, self._vocab, **options)
-        following = ops.broadcast(chosen, self._sizes.tokens(1))
-        return {"state": state, "tokens": following}
+        return {"tokens": ops.broadcast(chosen, self.sizes.tokens(1))}
+
+
+class BeamPrograms(Programs):
+    """The programs of a search with beams: the rows of a text's beams follow each other.
+
+    Attributes:
+        steps: beside `state` they return `tokens` [batch, ranked], the likeliest to follow each
+            row, and `scores`, the logarithms of their probabilities.
+        reorder: state, and the beam that each row goes on with, s32[batch] -> `state`.
+    """
+
+    def __init__(self, model: Model, beams: int, sizes: Sizes, place: Place) -> None:
+        self._beams, self._ranked = beams, min(2 * beams, model.config.vocab)
+        super().__init__(model, Sampling(temperature=0), sizes, place)
+        rows = spec([Dimension("batch", sizes.batch)], "int32")
+        self.reorder = place.compiled(self._reorder, [self.state, rows], "state")
+
+    def _following(
+        self, scores: Tensor, read: Cache, fixed: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        scores = ops.log_softmax(ops.cast(scores, "float32"), self._vocab)
+        values, indices = ops.top_k(scores, self._ranked, self._vocab, "ranked")
+        return {"scores": values, "tokens": indices}
+
+    def _reorder(self, state: dict[str, Any], chosen: Tensor) -> dict[str, Any]:
+        """Moves rows within their texts only, so layouts that split texts send nothing."""
+        cache = state["cache"]
+        texts = chosen.shape.get("batch").size // self._beams
+        apart = [Dimension("batch", texts), Dimension("beams", self._beams)]
+        beam = ops.split(chosen, "batch", apart)
+
+        def moved(tensor: Tensor) -> Tensor:
+            rows = ops.take(ops.split(tensor, "batch", apart), beam, "beams")
+            return ops.transpose(ops.merge(rows, ["batch", "beams"], "batch"), tensor.shape.names)
+
+        layers = {
+            stack: {name: moved(tensor) for name, tensor in tensors.items()}
+            for stack, tensors in cache.layers.items()
+        }
+        return {"state": {**state, "cache": cache.replace(layers=layers)}}
 
 
 def _result(function: Callable, *arguments: Any) -> Any:

@@ -90,6 +90,8 @@ PROMISED = {
     "top_p": 1.0,
     "min_p": 0.0,
     "repetition_penalty": 1.0,
+    "beams": 1,
+    "length_penalty": 1.0,
     "stop": None,
     "out": None,
     "step": None,

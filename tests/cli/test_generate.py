@@ -75,6 +75,30 @@ def test_several_prompts_of_different_lengths(capsys, trained):
     assert text.startswith(f"[1] {alone}")  # its draws are the same alone
 
 
+def test_beams_find_a_text_that_every_mesh_finds(capsys, tmp_path, trained):
+    exact = "--policy=params=float32,compute=float32"  # in bfloat16 many texts are ties
+    given = (f"--workdir={trained}", "--prompt=A named", "--beams=3", exact)
+    text = written(capsys, *given)
+    assert text.startswith("A named") and text.endswith("\n")
+    assert written(capsys, *given, "--seed=5", "--temperature=0", *MESH) == text
+    both = written(capsys, *given, "--prompt=dimension with a na", "--batch_size=2")
+    assert both.startswith(f"[1] {text}[2] dimension with a na")
+    written(capsys, *given, f"--out={tmp_path}/o.jsonl")
+    line = json.loads((tmp_path / "o.jsonl").read_text())
+    written(capsys, *given, "--length_penalty=0.5")
+    assert line["prompt"] + line["text"] + "\n" == text
+
+
+def test_beams_and_draws_are_not_mixed(capsys, trained):
+    given = (f"--workdir={trained}", "--prompt=a")
+    told = refused(capsys, *given, "--beams=2", "--top_k=3", "--temperature=0.5")
+    assert "--temperature: a search with --beams=2 draws nothing; leave it out" in told
+    assert "--top_k: a search" in told
+    assert refused(capsys, *given, "--length_penalty=2") == (
+        "--length_penalty is for a search: give --beams too, as in --beams=4"
+    )
+
+
 def test_stop_strings_and_batches_of_a_file(capsys, tmp_path, trained):
     (tmp_path / "p.jsonl").write_text(
         '{"prompt": "A", "id": 7}\n\n{"prompt": "ü"}\n{"prompt": ""}\n'

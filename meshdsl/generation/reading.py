@@ -1,0 +1,164 @@
+"""Reading: what prompts a model takes, and how programs read them.
+
+Prompts of different lengths end at one position: shorter ones begin with pads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshdsl.generation.programs import ROWS, Programs, Sizes
+from meshdsl.generation.sampling import Sampling
+from meshdsl.models.model import Model
+from meshdsl.ops import random
+from meshdsl.tensors.named_array import named
+
+_CHUNK = 128  # the most tokens of a prompt that are read at once, by default
+_TOKENS = ["batch", "length"]
+
+
+def sizes_of(
+    model: Model, prompt_tokens: int, new_tokens: int, batch_size: int, chunk: int | None
+) -> Sizes:
+    """Returns the sizes of programs that read prompts and write new tokens.
+
+    Args:
+        chunk: how many tokens of a prompt are read at once. None: up to 128.
+
+    Raises:
+        ValueError: the model writes no text, or texts are longer than its positions.
+    """
+    check_writes(model)
+    check_lengths(model, prompt_tokens, new_tokens)
+    read = max(1, prompt_tokens - encodes(model))  # the decoder reads the last token itself
+    chunk = chunk or min(_CHUNK, 1 << (read - 1).bit_length())
+    return Sizes(batch_size, -(-read // chunk) * chunk, new_tokens, chunk)
+
+
+def encodes(model: Model) -> bool:
+    """Whether an encoder reads the prompts of a model that writes text."""
+    assert model.decoding is not None
+    return model.decoding.empty is None
+
+
+def check_prompts(prompts: Sequence[Sequence[int]], most: int, most_tokens: int) -> None:
+    """Checks that prompts fit a writer.
+
+    Raises:
+        ValueError: there are none or too many, or one is empty or too long.
+    """
+    if not 1 <= len(prompts) <= most:
+        raise ValueError(f"the writer takes 1 to {most} prompts, got {len(prompts)}")
+    for number, prompt in enumerate(prompts):
+        if not 1 <= len(prompt) <= most_tokens:
+            raise ValueError(
+                f"prompt {number} has {len(prompt)} tokens; the writer takes 1 to {most_tokens}"
+            )
+
+
+def settings(samplings: Sequence[Sampling], numbers: Sequence[int]) -> dict[str, NDArray]:
+    """Returns the settings of rows (`ROWS`), by name, each [batch]."""
+    rows = {
+        name: np.array([getattr(each, name) for each in samplings], dtype)
+        for name, dtype in ROWS.items()
+        if name != "number"
+    }
+    return rows | {"number": np.array([number % 2**32 for number in numbers], np.uint32)}
+
+
+def read_prompts(
+    programs: Programs,
+    params: Any,
+    prompts: Sequence[Sequence[int]],
+    rows: dict[str, NDArray],
+    seed: int = 0,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Reads prompts, one for each row.
+
+    Args:
+        params: prepared.
+        rows: as of `settings`.
+
+    Returns:
+        What the step after the last of their tokens gives, and what is `fixed` in all steps.
+    """
+    sizes = programs.sizes
+    if programs.encodes:
+        source, pads = _aligned_right(prompts, sizes.prompt + 1)
+        text, source = source[:, -1:], source[:, :-1]
+    else:
+        longest = max(map(len, prompts))
+        text, pads = _aligned_right(prompts, -(-longest // sizes.chunk) * sizes.chunk)
+        source = None
+    fixed: dict[str, Any] = {name: named(array, ["batch"]) for name, array in rows.items()}
+    fixed |= {"key": random.key(seed), "width": named(np.int32(text.shape[1]), [])}
+    given = None if source is None else named(source, _TOKENS)
+    begun = programs.begin(params, given, named(pads, ["batch"]), fixed)
+    read: dict[str, Any] = begun
+    size = min(sizes.chunk, text.shape[1])
+    for first in range(0, text.shape[1], size):
+        piece = named(text[:, first : first + size], _TOKENS)
+        read = programs.steps[size](params, read["state"], begun["fixed"], piece)
+    return read, begun["fixed"]
+
+
+def _aligned_right(
+    prompts: Sequence[Sequence[int]], width: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Returns prompts that end at the last of `width` positions, and the number of pads of each."""
+    text = np.zeros((len(prompts), width), np.int32)
+    for row, prompt in zip(text, prompts, strict=True):
+        row[width - len(prompt) :] = prompt
+    return text, np.array([width - len(prompt) for prompt in prompts], np.int32)
+
+
+def check_writes(model: Model) -> None:
+    """Checks that a model writes text.
+
+    Raises:
+        ValueError: it does not, or does not say how many tokens there are.
+    """
+    if model.decoding is None:
+        raise ValueError(
+            f"{model.name} does not write text: decoder-only transformers and T5 do, and a Model "
+            "of your own with a `decoding`"
+        )
+    if not hasattr(model.config, "vocab"):
+        raise ValueError(
+            f"{model.name} does not say how many tokens there are: give its Model a `config` with "
+            "`vocab`"
+        )
+
+
+def limits(model: Model) -> tuple[int | None, Callable[[int], int | None]]:
+    """Returns the most tokens of a prompt, and a function from its tokens to the most after it.
+
+    The positions that a model has learned limit them. None: any number.
+    """
+    assert model.decoding is not None
+    most = model.decoding.max_length
+    if most is None:
+        return None, lambda prompt: None
+    if model.decoding.empty is None:  # encoder and decoder have positions of their own
+        return most + 1, lambda prompt: most
+    return most, lambda prompt: most + 1 - prompt  # the last token is not read
+
+
+def check_lengths(model: Model, prompt_tokens: int, new_tokens: int) -> None:
+    """Checks that texts fit the positions that a model has learned.
+
+    Raises:
+        ValueError: they do not.
+    """
+    assert model.decoding is not None
+    most, new = limits(model)
+    room = new(prompt_tokens)
+    if most is not None and room is not None and (prompt_tokens > most or new_tokens > room):
+        raise ValueError(
+            f"{model.name} has learned max_length={model.decoding.max_length} positions, too few "
+            f"for a prompt of {prompt_tokens} tokens and {new_tokens} new ones"
+        )
