@@ -2,7 +2,8 @@
 
 A sort needs its dim unsplit: the dim is gathered, or its axes go to another dim.
 The largest elements of a split dim are among the largest of each shard. Only these candidates are
-sent, and each device merges those of its share of the other dims.
+sent, and each device merges those of its share of the other dims. Where they are whole shards, only
+the elements are sent: their order tells their positions.
 """
 
 from __future__ import annotations
@@ -61,8 +62,18 @@ def top_k(case: Case) -> Strategy:
         value, into = inputs[0], op.params["into"]
         if not axes:
             return _largest(builder, value, dim, into, out.shape, result)
-        value = builder.mask_pads(value, [dim], identity("max", x.dtype))
+        back = into.size * (x.dtype.itemsize + INT32.itemsize)
         count = min(into.size, value.local.get(dim).size)
+        if count == value.local.get(dim).size:
+
+            def of_all(rows: Sequence[Value]) -> Sequence[Value]:
+                (row,) = rows
+                shape = Shape([into, *row.shape.without([dim])])
+                return _largest(builder, row, dim, into, shape, row.layout)
+
+            best = combine_along(builder, [_led(builder, value, [dim])], axes, of_all, back)
+            return [_led(builder, each, out.shape.names) for each in best]
+        value = builder.mask_pads(value, [dim], identity("max", x.dtype))
         many = Dimension(_CANDIDATES, count * case.mesh.extent(axes))
         shape = Shape(many if d.name == dim else d for d in x.shape)
         apart = result.split(_CANDIDATES, axes)
@@ -75,7 +86,6 @@ def top_k(case: Case) -> Strategy:
             return _merged(builder, rows, into, padded)
 
         rows = [_led(builder, each, [_CANDIDATES]) for each in (largest, places)]
-        back = into.size * (x.dtype.itemsize + INT32.itemsize)
         best = combine_along(builder, rows, axes, merge, back)
         return [_led(builder, each, out.shape.names) for each in best]
 

@@ -190,6 +190,22 @@ def test_a_sort_without_another_dim_to_split_gathers():
     assert [c.kind for c in program.collectives] == ["all_gather"]
 
 
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_the_largest_of_one_dim_are_gathered_as_candidates_or_as_the_dim(devices):
+    """As two rows of the table in docs/guides/operations.md say."""
+    x = random([md.Dimension("length", 4096)])
+    for k in (4, 4096 // devices, 3000):
+        program = lowered(
+            lambda x: md.top_k(x, k, "length", "spot"),  # noqa: B023 - called at once
+            x,
+            layout="length:x",
+            mesh=f"x:{devices}",
+        )
+        candidates = (devices - 1) * k * (8 + 4)  # float64 numbers and positions
+        whole = (devices - 1) / devices * 4096 * 8
+        assert program.wire_bytes == (candidates if k == 4 else whole)
+
+
 def test_other_dims_stay_split():
     """Nothing but what the operation mixes moves: one row in `rows` times as many devices."""
     for name in ("cumsum", "sort", "top_k, 4", "take", "argmax", "segment_sum", "prod"):

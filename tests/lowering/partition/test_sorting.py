@@ -1,5 +1,8 @@
 """Sorting: a dim is made whole the cheapest way; of the largest, only candidates move."""
 
+import numpy as np
+import pytest
+
 import meshdsl as md
 from tests.lowering.plans import collectives
 from tests.ops.agreement import random
@@ -43,9 +46,34 @@ def test_candidates_of_fewer_rows_than_devices_are_gathered():
     assert found == ["all_gather model [candidates_=12, batch=1]"] * 2
 
 
-def test_no_more_candidates_than_a_shard_has():
-    found = collectives(lambda x: md.top_k(x, 20, "length", "k"), X, layout="length:model")
-    assert found == ["all_gather model [candidates_=32, batch=8]"] * 2
+def test_of_whole_shards_only_the_elements_move():
+    for k in (8, 20):
+        found = collectives(lambda x: md.top_k(x, k, "length", "k"), X, layout="length:model")  # noqa: B023
+        there = "all_to_all model [length=32, elements_=8]"
+        merged = [there, *[f"all_gather model [k={k}, elements_=8]"] * 2]
+        assert found == (merged if k == 8 else ["all_gather model [length=32, batch=8]"])
+        found = collectives(
+            lambda x: md.top_k(x, k, "length", "k"),  # noqa: B023 - called at once
+            random([length]),
+            layout="length:model",
+        )
+        assert found == ["all_gather model [length=32]"]
+
+
+@pytest.mark.parametrize(("size", "k"), [(30, 3), (30, 8), (30, 9), (30, 30), (2, 2), (5, 1)])
+def test_ties_pads_and_nan_are_those_of_one_device(size, k):
+    values = np.arange(size * 8).reshape(size, 8) % 5 * 1.0
+    values[::3, 1], values[::2, 2] = np.nan, -np.inf
+    dims = md.dims(length=size, batch=8)
+    for x in (md.named(values, dims), md.named(values[:, 1], dims[:1])):
+
+        def largest(x):
+            return md.top_k(x, k, "length", "k")
+
+        single = md.jit(largest, backend="numpy")(x)
+        split = md.jit(largest, mesh="model:4", layout="length:model", backend="numpy")(x)
+        for one, other in zip(single, split, strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def test_the_gradient_goes_back_to_where_the_element_is():
