@@ -30,6 +30,7 @@ from meshdsl.training.planned import keep, kept
 from meshdsl.training.processes.joining import (
     AUTOMATIC,
     check_agreement,
+    check_devices,
     code_version,
     joined,
     together,
@@ -60,6 +61,8 @@ def _run(values: flags.FlagValues, problems: Problems) -> int:
     from meshdsl.training.data import compared
     from meshdsl.training.exit_codes import UNFINISHED
 
+    if values.coordinator is not None:
+        check_devices()
     with together():
         chosen = settled(
             values,

@@ -27,6 +27,7 @@ from meshdsl.training.checkpointing.checkpoints import Checkpoints, Restored
 from meshdsl.training.checkpointing.grace import Grace
 from meshdsl.training.checkpointing.saving import Saving
 from meshdsl.training.checkpointing.saving import begun as begun_in
+from meshdsl.training.checkpointing.shared_disk import check_shared
 from meshdsl.training.checkpointing.workdir import locked
 from meshdsl.training.checks import (
     check_health,
@@ -262,6 +263,7 @@ class _Prepared:
         """Returns the run's checkpoints, and the one that it goes on from; each may be None."""
         if self.saving is None or self.workdir is None:
             return None, None
+        check_shared(self.workdir)
         self.feed.position()  # which has to be something to store
         checkpoints = stack.enter_context(self.saving.open(self.workdir))
         places = self.programs.places(self.feed.full)

@@ -20,7 +20,8 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -271,6 +272,28 @@ def gathered(text: str) -> list[str]:
     padded[: data.size] = data
     rows = multihost_utils.process_allgather(padded).reshape(len(sizes), -1)
     return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
+
+
+def check_devices(devices: Sequence[Any] | None = None) -> None:
+    """Checks that all processes have as many devices; it waits for no process.
+
+    Args:
+        devices: those of the job, each with its `process_index`; None: JAX's.
+
+    Raises:
+        ValueError: in every process, with the numbers.
+    """
+    every = jax.devices() if devices is None else devices
+    counts = Counter(device.process_index for device in every)
+    if len({*counts.values()}) <= 1:
+        return
+    (usual, _), *_ = Counter(counts.values()).most_common()
+    others = [f"process {n} has {count}" for n, count in sorted(counts.items()) if count != usual]
+    raise ValueError(
+        f"the processes of the job have different numbers of devices: {', '.join(others)}, others "
+        f"{usual}. All need the same: see which devices of the host are missing or hidden "
+        "(`meshdsl doctor`), or replace it"
+    )
 
 
 @contextmanager

@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from meshdsl.training.processes.joining import code_version
+from meshdsl.training.processes.joining import check_devices, code_version
 from tests.lowering.backends.tf.hosts.test_cluster import free_ports
 from tests.training import classifier, own_script
 
@@ -176,6 +177,24 @@ def test_processes_whose_devices_hold_all_rows_read_all():
     for each in of_own_script(2, "model:4", "hidden:model"):
         np.testing.assert_allclose(each["losses"], expected.losses, atol=2e-6)
         assert each["picked"][-own_script.STEPS :] == all_picked[-own_script.STEPS :]
+
+
+@pytest.mark.slow
+def test_a_process_with_another_number_of_devices_is_named(start, text):
+    """Such as one on a spare host; JAX itself reports shapes."""
+    own = {0: ["--host_devices=2"], 1: ["--host_devices=1"]}
+    for process in start(2, f"--data={text}", "--mesh_shape=data:3", own=own):
+        code, _, errors = ended(process)
+        assert code == 2 and "the processes of the job have different numbers of devices" in errors
+
+
+def test_the_process_that_has_other_devices_than_most_is_named():
+    def devices(*counts):
+        return [SimpleNamespace(process_index=n) for n, c in enumerate(counts) for _ in range(c)]
+
+    check_devices(devices(4, 4, 4))
+    with pytest.raises(ValueError, match=r"of devices: process 1 has 3, others 4\. All need"):
+        check_devices(devices(4, 3, 4, 4))
 
 
 @pytest.mark.slow
