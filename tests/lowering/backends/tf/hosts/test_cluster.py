@@ -117,7 +117,8 @@ def test_a_process_that_dies_is_named_with_the_instruction_that_waited_for_it(st
     assert "TensorFlow says: Collective ops is aborted by: " in error or "RecvAsync" in error
 
 
-@pytest.mark.parametrize("hangs", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow  # it waits for 40 s
+@pytest.mark.parametrize("hangs", [0, 1])
 def test_a_process_that_hangs_is_waited_for_no_longer_than_the_timeout(hangs, start):
     options = {"mesh": "data:2", "layout": "batch:data", "steps": STEPS}
     _, processes = start(2, options, {hangs: {"hangs_at": 3}}, timeout=40)
