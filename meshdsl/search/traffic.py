@@ -18,9 +18,9 @@ import numpy as np
 from meshdsl.layouts.hardware import Hardware
 from meshdsl.lowering.costs.simulation import sending_seconds
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, payload_bytes, wire_bytes
-from meshdsl.search.bounds import Split
 from meshdsl.search.facts import Facts, Work
 from meshdsl.search.space import Point, Structure
+from meshdsl.search.splits import Split
 from meshdsl.training.microbatches import MICROBATCH
 
 ALONE = 4  # the size of the single axis

@@ -7,9 +7,10 @@ from meshdsl.layouts.costs import ELEMENTWISE, costs_of
 from meshdsl.layouts.hardware import hardware
 from meshdsl.lowering.costs.simulation import step_seconds
 from meshdsl.models import load
-from meshdsl.search.bounds import Moved, Split
+from meshdsl.search.bounds import Moved
 from meshdsl.search.searching import Search
 from meshdsl.search.space import Variant
+from meshdsl.search.splits import Split
 from meshdsl.search.waits import chain_of
 from tests.search.steps import gpt, mlp, step_of
 
