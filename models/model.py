@@ -55,13 +55,15 @@ class Decoding:
         empty: pads [batch] and the number of positions to keep -> a `Cache`. For models without an
             encoder.
         encode: parameters, tokens [batch, length], pads and the number of positions to keep -> a
-            `Cache`, for models that read a text by an encoder. They take all of its tokens but the
-            last one; a `step` takes that.
+            `Cache`, for models that read a text by an encoder.
         step: parameters, tokens [batch, length] and a cache -> the scores of the tokens that follow
             the last of them, [batch, vocab], and the cache with the tokens. The scores of all:
             `every=True`, [batch, length, vocab].
         prepare: parameters -> parameters in the dtypes that steps compute in, which are read once
             for each token.
+        start: the token that the first `step` after `encode` takes; the encoder reads a whole
+            prompt, with its end token. None: the encoder takes all tokens of a prompt but the last
+            one, and a `step` takes that.
         max_length: the most positions of a text; None: any number.
         window: how many positions back a token sees; None: all.
 
@@ -73,6 +75,7 @@ class Decoding:
     empty: Callable[[md.Tensor, int], Cache] | None = None
     encode: Callable[[Any, md.Tensor, md.Tensor, int], Cache] | None = None
     prepare: Callable[[Any], Any] = lambda params: params
+    start: int | None = None
     max_length: int | None = None
     window: int | None = None
 

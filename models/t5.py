@@ -39,7 +39,24 @@ from meshdsl.tensors.dims import Dimension
 
 @dataclass(frozen=True)
 class T5Config(TransformerConfig):
-    """A transformer's configuration, of both the encoder and the decoder."""
+    """A transformer's configuration, of both the encoder and the decoder.
+
+    Attributes:
+        decoder_start: the token that the decoder begins a text with, after the encoder has read all
+            of the prompt. None: it begins with the last token of the prompt.
+    """
+
+    decoder_start: int | None = None
+
+    @property
+    def may_be_zero(self) -> tuple[str, ...]:
+        return (*super().may_be_zero, "decoder_start")
+
+    def _misfits(self) -> list[str]:
+        problems = super()._misfits()
+        if self.decoder_start is not None and self.decoder_start >= self.vocab:
+            problems.append(f"decoder_start={self.decoder_start} is no token: vocab={self.vocab}")
+        return problems
 
 
 class Stack(md.Module):
@@ -231,7 +248,7 @@ def loss(
     return with_routers(config, value, losses)
 
 
-def t5(name: str, config: TransformerConfig, batch_size: int, length: int) -> Model:
+def t5(name: str, config: T5Config, batch_size: int, length: int) -> Model:
     """Returns the model of a configuration; each stack gets half of the `length` tokens.
 
     Raises:
@@ -251,6 +268,7 @@ def t5(name: str, config: TransformerConfig, batch_size: int, length: int) -> Mo
         decoding=Decoding(
             step=partial(decode_step, config),
             encode=partial(encode, config),
+            start=config.decoder_start,
             max_length=config.max_length if config.positions == "learned" else None,
             window=config.common_window,
         ),

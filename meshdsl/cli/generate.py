@@ -276,7 +276,9 @@ def _longest(
     with problems.caught("--model"):
         check_writes(model)
     problems.check()
-    sizes = [len(tokens) for tokens in prompt_tokens(tokenizer, prompts)]
+    assert model.decoding is not None
+    tokens = prompt_tokens(tokenizer, prompts, model.decoding.start)
+    sizes = [len(each) for each in tokens]
     most, new = limits(model)
     source = "--prompts" if values.prompts else "--prompt"
     unit = tokenizer.unit

@@ -163,6 +163,11 @@ class Searcher:
         self.programs = BeamPrograms(model, beams, sizes, place or Place())
         self._params: Any = None
 
+    @property
+    def start(self) -> int | None:
+        """The token that a decoder begins with after a prompt that an encoder has read, if any."""
+        return self.programs.start
+
     def load(self, params: Any) -> None:
         """Takes parameters to search with: a tree as the model's `init` returns; it is donated."""
         self._params = self.programs.prepare(params)["params"]
@@ -224,7 +229,7 @@ def search_texts(
         searcher: has parameters, and room for the prompts.
         stop: texts are cut before the first of these strings, after the search.
     """
-    tokens = prompt_tokens(tokenizer, prompts)
+    tokens = prompt_tokens(tokenizer, prompts, searcher.start)
     size = searcher.batch_size
     for first in range(0, len(prompts), size):
         batch = slice(first, first + size)

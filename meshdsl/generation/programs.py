@@ -112,6 +112,7 @@ class Programs:
     Attributes:
         sizes: those that they are compiled for.
         encodes: whether an encoder reads prompts.
+        start: the token that the decoder then begins with; None: the last one of the prompt.
         like: dims and dtypes of the parameters.
         state: dims and dtypes of the state.
         prepare: parameters -> those that the other programs read.
@@ -127,7 +128,7 @@ class Programs:
     def __init__(self, model: Model, sampling: Sampling, sizes: Sizes, place: Place) -> None:
         assert model.decoding is not None
         self._decoding, self._filters, self.sizes = model.decoding, sampling.filters, sizes
-        self.encodes = model.decoding.empty is None
+        self.encodes, self.start = model.decoding.empty is None, model.decoding.start
         self._vocab = Dimension("vocab", model.config.vocab)
         self.like: Any = spec_of(model.init)
         prepared = _result(self._prepare, self.like)["params"]

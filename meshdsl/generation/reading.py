@@ -34,15 +34,15 @@ def sizes_of(
     """
     check_writes(model)
     check_lengths(model, prompt_tokens, new_tokens)
-    read = max(1, prompt_tokens - encodes(model))  # the decoder reads the last token itself
+    read = max(1, prompt_tokens - splits_prompts(model))
     chunk = chunk or min(_CHUNK, 1 << (read - 1).bit_length())
     return Sizes(batch_size, -(-read // chunk) * chunk, new_tokens, chunk)
 
 
-def encodes(model: Model) -> bool:
-    """Whether an encoder reads the prompts of a model that writes text."""
+def splits_prompts(model: Model) -> bool:
+    """Whether an encoder reads all tokens of a prompt but the last one, and the decoder that."""
     assert model.decoding is not None
-    return model.decoding.empty is None
+    return model.decoding.empty is None and model.decoding.start is None
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], most: int, most_tokens: int) -> None:
@@ -87,7 +87,10 @@ def read_prompts(
         What the step after the last of their tokens gives, and what is `fixed` in all steps.
     """
     sizes = programs.sizes
-    if programs.encodes:
+    if programs.encodes and programs.start is not None:
+        source, pads = _aligned_right(prompts, sizes.prompt)
+        text = np.full((len(prompts), 1), programs.start, np.int32)
+    elif programs.encodes:
         source, pads = _aligned_right(prompts, sizes.prompt + 1)
         text, source = source[:, -1:], source[:, :-1]
     else:
@@ -144,7 +147,7 @@ def limits(model: Model) -> tuple[int | None, Callable[[int], int | None]]:
     if most is None:
         return None, lambda prompt: None
     if model.decoding.empty is None:  # encoder and decoder have positions of their own
-        return most + 1, lambda prompt: most
+        return most + splits_prompts(model), lambda prompt: most
     return most, lambda prompt: most + 1 - prompt  # the last token is not read
 
 

@@ -85,9 +85,17 @@ def _overlap(text: str, stop: str) -> int:
     return next((n for n in range(most, 0, -1) if text.endswith(stop[:n])), 0)
 
 
-def prompt_tokens(tokenizer: Tokenizer, prompts: Sequence[str]) -> list[list[int]]:
-    """Returns the tokens of prompts; an empty one begins after the end of a document."""
+def prompt_tokens(
+    tokenizer: Tokenizer, prompts: Sequence[str], start: int | None = None
+) -> list[list[int]]:
+    """Returns the tokens of prompts; an empty one begins after the end of a document.
+
+    Args:
+        start: as of `Decoding`. If given, prompts have their end token, as an encoder has learned.
+    """
     encoded = tokenizer.encode([prompt.encode() for prompt in prompts])
+    if start is not None:
+        return [[int(token) for token in each] for each in encoded]
     return [[int(token) for token in each[:-1]] or [tokenizer.end] for each in encoded]
 
 
@@ -105,7 +113,7 @@ def write_texts(
         stop: texts end before the first of these strings.
         show: gets each piece of text as it is written, with the number of its prompt.
     """
-    tokens = prompt_tokens(tokenizer, prompts)
+    tokens = prompt_tokens(tokenizer, prompts, writer.start)
     size = writer.sizes.batch
     for first in range(0, len(prompts), size):
         numbers = range(first, min(first + size, len(prompts)))

@@ -60,6 +60,11 @@ class Writer:
         self.programs = Programs(model, self.sampling, self.sizes, place or Place())
         self._params: Any = None
 
+    @property
+    def start(self) -> int | None:
+        """The token that a decoder begins with after a prompt that an encoder has read, if any."""
+        return self.programs.start
+
     def load(self, params: Any) -> None:
         """Takes parameters to write with: a tree as the model's `init` returns; it is donated."""
         self._params = self.programs.prepare(params)["params"]

@@ -161,7 +161,7 @@ def test_one_beam_is_greedy_and_an_encoder_is_read_once():
 
 def test_texts_are_cut_at_stop_strings_after_the_search():
     class Canned:
-        batch_size = 2
+        batch_size, start = 2, None
 
         def search(self, prompts, end):
             texts = [b"one. two", b"three"][: len(prompts)]

@@ -80,6 +80,8 @@ def test_a_tokenizer_that_joins_words(tmp_path):
 class Canned:
     """Writes given bytes after any prompt."""
 
+    start = None
+
     def __init__(self, texts, batch):
         self._texts, self.seen = texts, []
         self.sizes = type("Sizes", (), {"batch": batch})

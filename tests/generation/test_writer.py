@@ -116,6 +116,19 @@ def test_the_encoder_of_t5_reads_the_prompt():
     assert text == wanted[1:]
 
 
+def test_a_decoder_with_a_token_to_start_with_leaves_the_prompt_to_the_encoder():
+    model, params = trained("t5_mini", f"{SIZES},kv=4,decoder_start=0")
+    texts = written(PLACES["one device"], Sampling(temperature=0), model=(model, params))
+    from meshdsl.models import t5
+
+    at_once = md.jit(functools.partial(t5.logits, model.config), backend="numpy")
+    for prompt, text in zip(PROMPTS, texts, strict=True):
+        wanted = [0, *text]
+        given = [np.array([each], "int32") for each in (prompt, wanted[:-1])]
+        given = [md.named(each, ["batch", "length"]) for each in given]
+        assert np.asarray(at_once(params, *given))[0].argmax(-1).tolist() == text
+
+
 def test_nothing_is_compiled_after_the_writer_is_made(monkeypatch):
     from meshdsl.running.jit import Jitted
 

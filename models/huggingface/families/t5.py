@@ -25,7 +25,7 @@ _MLPS = {
     "gelu": "exact_gelu",
 }
 _STACKS = {"encoder": 1, "decoder": 2}  # and where their MLPs are among the parts of a layer
-_FREE = "mlp tied relative_buckets relative_distance"
+_FREE = "mlp tied decoder_start relative_buckets relative_distance"
 _ALWAYS: dict[str, Any] = {"positions": "relative", "scaled": False}
 _QKV = ("query", "key", "value")
 
@@ -105,8 +105,19 @@ def _configured(settings: Settings, mlp: str, tied: bool) -> T5Config:
         relative_distance=settings.whole("relative_attention_max_distance", 128),
         mlp=settings.choice("feed_forward_proj", _MLPS, mlp),
         tied=tied,
+        decoder_start=_start(settings),
         **_ALWAYS,
     )
+
+
+def _start(settings: Settings) -> int:
+    """Returns the token that the decoder begins with: by default, the pad."""
+    name = "decoder_start_token_id"
+    start = settings.get(name, settings.get("pad_token_id", 0))
+    if isinstance(start, bool) or not isinstance(start, int) or start < 0:
+        settings.problems.append(f"{name}={start!r}: needs the number of a token")
+        return 0
+    return start
 
 
 def describe(config: Any) -> tuple[dict[str, Any], list[str]]:
@@ -131,7 +142,7 @@ def describe(config: Any) -> tuple[dict[str, Any], list[str]]:
         "feed_forward_proj": next(name for name, mlp in _MLPS.items() if mlp == config.mlp),
         "tie_word_embeddings": config.tied,
         "is_encoder_decoder": True,
-        "decoder_start_token_id": 0,
+        "decoder_start_token_id": config.decoder_start or 0,
         "pad_token_id": 0,
         "eos_token_id": 1,
     }, problems

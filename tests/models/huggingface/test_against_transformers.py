@@ -9,6 +9,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl import models, nn
+from meshdsl.generation import Sampling, Writer
 from meshdsl.models import bert
 from meshdsl.training.checkpointing.weights import load_weights
 from meshdsl.training.state import by_path, spec_of
@@ -284,6 +285,21 @@ def gradients(original, source, folder):
         for name, each in every.items():
             each.copy_(before[name])
     return folder
+
+
+@pytest.mark.parametrize("case", ["t5", "t5 v1.1"])
+def test_an_encoder_decoder_writes_the_text_of_transformers(case, tmp_path):
+    kind, settings = CASES[case]
+    original = theirs(kind, {**settings, "decoder_start_token_id": 3}, tmp_path / "in")
+    model = models.load(str(tmp_path / "in"))
+    writer = Writer(model, prompt_tokens=7, new_tokens=6, sampling=Sampling(temperature=0))
+    writer.load(load_weights(tmp_path / "in", spec_of(model.init)))
+    prompt = [9, 8, 7, 6, 5]
+    text = [int(tokens[0]) for tokens in writer.write([prompt])]
+
+    options = {"do_sample": False, "max_new_tokens": 6, "min_new_tokens": 6, "eos_token_id": None}
+    wanted = original.generate(torch.tensor([prompt]), **options)[0].tolist()
+    assert [3, *text] == wanted
 
 
 @pytest.mark.parametrize("case", CASES)
