@@ -43,6 +43,7 @@ from meshdsl.running.runnable import (
     leaves_with_paths,
     lowered,
     lowering_of,
+    need_numbers,
 )
 from meshdsl.tensors import mirrors
 from meshdsl.tensors.dims import STEPS, Dimension, did_you_mean
@@ -184,6 +185,7 @@ class Compiled:
             return result
         leaves, signature = self.jitted.flatten(args)
         self.signature.check(signature)
+        need_numbers(self.jitted.name, leaves, signature)
         self.direct.note(self, leaves, args)
         return self.run(leaves)
 
@@ -313,6 +315,7 @@ class Jitted(Generic[P, R]):
         data = [leaf.data if type(leaf) is NamedArray else leaf for leaf in leaves]
         if any(isinstance(each, jax.core.Tracer) for each in data):
             return self._inside_jax(leaves, signature)
+        need_numbers(self.name, leaves, signature)
         compiled = self._compiled.get(signature)
         if compiled is None:
             compiled = self._compile(signature)

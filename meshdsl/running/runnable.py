@@ -17,6 +17,7 @@ from meshdsl.tensors import mirrors
 from meshdsl.tensors.cuts import Cuts
 from meshdsl.tensors.module import path_of
 from meshdsl.tensors.named_array import NamedArray, Spec
+from meshdsl.tensors.signature import Signature, paths_of
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Aval, Graph
 
@@ -187,6 +188,22 @@ def bare(arrays: Sequence[Any]) -> list[Any]:
 def is_leaf(value: Any) -> bool:
     """Whether a value is a tensor, or stands for one."""
     return isinstance(value, Tensor | Spec)
+
+
+def need_numbers(name: str, leaves: Sequence[Any], signature: Signature) -> None:
+    """Raises ValueError if arguments of a call only describe arrays, as `md.spec` does.
+
+    The message lists all of them.
+    """
+    if Spec not in set(map(type, leaves)):
+        return
+    told = [
+        f"  {path}: md.spec {leaf} has no numbers"
+        for leaf, path in zip(leaves, paths_of(signature.tree), strict=True)
+        if isinstance(leaf, Spec)
+    ]
+    advice = "give md.named(array, dims), or write .lower(...), which takes arrays without numbers"
+    raise ValueError("\n".join([f"{name}: a call needs arrays: {advice}:", *told]))
 
 
 def leaves_with_paths(tree: Any, avals: Sequence[Aval]) -> list[mirrors.End]:

@@ -273,6 +273,21 @@ def test_arguments_without_names_are_told_together():
     )
 
 
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_a_call_with_arguments_that_have_no_numbers_is_told(backend):
+    jitted, spec = md.jit(double, backend=backend), md.spec([a, b], "float32")
+    args = (spec, {"z": spec})
+    for call in (jitted, jitted.lower(*args).compile()):
+        with pytest.raises(ValueError) as error:
+            call(*args)
+        assert str(error.value) == (
+            "double: a call needs arrays: give md.named(array, dims), or write .lower(...), which "
+            "takes arrays without numbers:\n"
+            "  x: md.spec f32[a=4, b=2] has no numbers\n"
+            "  y/z: md.spec f32[a=4, b=2] has no numbers"
+        )
+
+
 def test_arguments_that_differ_from_the_traced_ones_are_told_together():
     jitted = md.jit(lambda x, y: x + y, backend="numpy")
     compiled = jitted.lower(random([a]), random([a, b])).compile()
