@@ -152,9 +152,19 @@ def refuse_primitive(what: str, numbers: str) -> None:
         _refuse_jax(what, numbers)
 
 
+def refuse_numpy(name: str, what: str, numbers: str) -> NoReturn:
+    """Raises the error for a function of numpy on traced tensors, also where JAX calls it."""
+    if _is_of_jax(sys._getframe(2)):  # numpy, which asks `__array_function__`, has no frame
+        _refuse_jax(what, numbers)
+    refuse(f"np.{name} does not know traced tensors: see md's operations")
+
+
 def _is_primitive(asking: FrameType) -> bool:
-    module = str(asking.f_globals.get("__name__"))
-    return asking.f_code.co_name in _PRIMITIVES and module.partition(".")[0] == "jax"
+    return asking.f_code.co_name in _PRIMITIVES and _is_of_jax(asking)
+
+
+def _is_of_jax(asking: FrameType) -> bool:
+    return str(asking.f_globals.get("__name__")).partition(".")[0] == "jax"
 
 
 def _refuse_jax(what: str, numbers: str) -> NoReturn:

@@ -16,7 +16,7 @@ import numpy as np
 from meshdsl.late import late
 from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.dtypes import short
-from meshdsl.tensors.idioms import answer_jax, by_name, refuse
+from meshdsl.tensors.idioms import answer_jax, by_name, refuse, refuse_numpy
 from meshdsl.tensors.slots import setters
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.source import UNKNOWN, Source
@@ -76,11 +76,14 @@ class TracedTensor(Tensor):
         return by_name(function, method, inputs, kwargs)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        refuse(f"np.{function.__name__} does not know traced tensors: see md's operations")
+        refuse_numpy(function.__name__, *self._of_jax())
 
     @property
     def __jax_array__(self) -> Any:
-        return answer_jax(f"the traced tensor {self}", "md.jit(f).as_jax(...) for JAX around it")
+        return answer_jax(*self._of_jax())
+
+    def _of_jax(self) -> tuple[str, str]:
+        return f"the traced tensor {self}", "md.jit(f).as_jax(...) for JAX around it"
 
     __hash__ = object.__hash__
 
