@@ -40,6 +40,7 @@ setup(
         "meshdsl.layouts": ["tables/*.json"],
         "meshdsl.reports.explain.html": ["*.css", "*.js"],
         "meshdsl.reports.explore": ["*.css", "*.js"],
+        "meshdsl.reports.notebook": ["*.css"],
     },
     install_requires=[
         "jax>=0.10,<0.12",

@@ -24,6 +24,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TypeAlias
 
+from meshdsl.late import late
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.tensors.dims import Shape, did_you_mean
@@ -326,6 +327,10 @@ class Layout:
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.rules))
+
+    def _repr_html_(self) -> str | None:
+        """Returns the rules for notebooks, each with what it does."""
+        return late("value in a notebook")(self)
 
 
 LayoutLike: TypeAlias = Layout | str | Mapping[str, str | Sequence[str] | None]

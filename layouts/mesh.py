@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias, Union
 
 import numpy as np
 
+from meshdsl.late import late
 from meshdsl.tensors.dims import did_you_mean
 
 if TYPE_CHECKING:
@@ -155,3 +156,7 @@ class Mesh:
     def __str__(self) -> str:
         marks = {name: f"@{SLOW}" for name in self.slow}
         return " ".join(f"{name}{marks.get(name, '')}:{size}" for name, size in self.axes)
+
+    def _repr_html_(self) -> str | None:
+        """Returns the axes and the devices for notebooks."""
+        return late("value in a notebook")(self)

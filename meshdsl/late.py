@@ -26,6 +26,7 @@ CALLS = {
     "comparison as text": "meshdsl.reports.explain.comparison_text:show",
     "report as page": "meshdsl.reports.explain.html.page:page",
     "report as fragment": "meshdsl.reports.explain.html.page:fragment",
+    "value in a notebook": "meshdsl.reports.notebook.values:show",
     # The mesh and the layout that `auto` stands for.
     "layout of a graph": "meshdsl.search.automatic:for_graph",
     "layout of a recipe": "meshdsl.search.automatic:for_recipe",

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from meshdsl.late import late
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.tensors import numpy_calls
 from meshdsl.tensors.cuts import Cuts, unpad
@@ -169,8 +170,12 @@ class NamedArray(Tensor):
         return f"{short(self.dtype)}{self.dims} {numbers}"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Shows the numbers in a notebook."""
+        """Shows the numbers where IPython shows text."""
         printer.text(str(self))
+
+    def _repr_html_(self) -> str | None:
+        """Returns the array for notebooks: dims, statistics, a few numbers, what devices hold."""
+        return late("value in a notebook")(self)
 
 
 def need_every_dim(array: NamedArray) -> None:

@@ -79,13 +79,14 @@ def _content(report: Explanation | Comparison) -> list[Child]:
 def _styled(content: Iterable[Child], kind: str) -> Html:
     return tag(
         "div",
-        tag("style", Html(_file("style.css"))),
+        tag("style", Html(file("colours.css") + file("style.css"))),
         tag("main", joined(content)),
-        tag("script", Html(_file("script.js"))),
+        tag("script", Html(file("script.js"))),
         class_=kind,
     )
 
 
 @cache
-def _file(name: str) -> str:
+def file(name: str) -> str:
+    """Returns the text of a file that pages contain: `colours.css`, `style.css`, `script.js`."""
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
