@@ -25,6 +25,7 @@ from meshdsl.tensors.named_array import NamedArray
 
 _ON_HOST = 1 << 22  # elements: more are not copied from their devices
 _ROWS, _COLUMNS = 4, 6
+_BAD = ("NaN", "infinite")
 
 
 def show(x: NamedArray) -> str | None:
@@ -51,7 +52,8 @@ def numbers(x: NamedArray) -> list[Child]:
     if x.dims.volume <= _ON_HOST:
         data = np.asarray(data)
     pairs: list[tuple[str, Child]] = [
-        (name, tag("code", _number(value))) for name, value in statistics(data).items()
+        (name, tag("code", _number(value), class_="warn" if name in _BAD else None))
+        for name, value in statistics(data).items()
     ]
     return [facts(pairs, "statistics"), _corner(data, x.dims)]
 
@@ -85,13 +87,14 @@ def _reduced(xp: Any, data: Any) -> list[Any]:
         real = data.astype(np.float64 if xp is np else np.float32)
         return [data.min(), data.max(), real.mean(), real.std(), 0, 0]
     finite = xp.isfinite(data)
-    count = xp.maximum(finite.sum(), 1)
+    count = xp.maximum(finite.sum(dtype=data.dtype), 1)  # int32 ends at 2,147,483,647
     inner = xp.where(finite, data, 0)
     mean = inner.sum() / count
     spread = xp.sqrt((xp.where(finite, data - mean, 0) ** 2).sum() / count)
     least = xp.where(finite, data, np.inf).min()
     greatest = xp.where(finite, data, -np.inf).max()
-    return [least, greatest, mean, spread, xp.isnan(data).sum(), xp.isinf(data).sum()]
+    bad = [each(data).sum(dtype=data.dtype) for each in (xp.isnan, xp.isinf)]
+    return [least, greatest, mean, spread, *bad]
 
 
 @jax.jit
@@ -107,28 +110,29 @@ def _named(found: Sequence[Any], data: Any) -> dict[str, Any]:
     named: dict[str, Any] = {}
     if nans + infinite < data.size:
         named = dict(zip(names, (least, greatest, mean, spread), strict=True))
-    bad = {"NaN": int(nans), "infinite": int(infinite)}
+    bad = dict(zip(_BAD, (int(nans), int(infinite)), strict=True))
     return named | {name: count for name, count in bad.items() if count}
 
 
 def _corner(data: Any, dims: Sequence[Dimension]) -> Html:
     """Returns the first numbers along the last two dims, at the first positions of all others."""
-    *outer, down, along = (None, None, *dims)
+    down, along = dims[-2] if len(dims) > 1 else None, dims[-1]
     cut = [0] * (len(dims) - 2) + [slice(_ROWS)] * (len(dims) > 1) + [slice(_COLUMNS)]
     few = np.atleast_2d(np.asarray(data[tuple(cut)]))
-    assert along is not None
     lines = []
     for row in few:
         values = [tag("td", tag("code", _number(value))) for value in row]
         lines.append(tag("tr", values, tag("td", "…") if along.size > _COLUMNS else None))
     if down is not None and down.size > _ROWS:
         lines.append(tag("tr", tag("td", "⋮"), [tag("td") for _ in few[0][1:]]))
-    outer_names = [dim.name for dim in outer if dim is not None]
-    at = [tag("span", "at 0 of ", class_="quiet"), map(dim_chip, outer_names)]
-    turned = [dim_chip(down.name), " down, ", dim_chip(along.name), " along"] if down else None
-    legend = tag("p", turned or dim_chip(along.name), at if outer_names else None, class_="legend")
+    words: list[Child] = [dim_chip(along.name)]
+    if down is not None:
+        words = [dim_chip(down.name), " down, ", *words, " along"]
+    if len(dims) > 2:
+        others = [dim_chip(dim.name) for dim in dims[:-2]]
+        words += [tag("span", " at 0 of ", class_="quiet"), tag("span", others, class_="chips")]
     body = tag("table", tag("tbody", lines), class_="numbers")
-    return tag("div", legend, tag("div", body, class_="scroll"))
+    return tag("div", tag("p", words), tag("div", body, class_="scroll"))
 
 
 def _number(value: Any) -> str:
