@@ -8,9 +8,9 @@ from meshdsl.search.steps import recipe_step
 from meshdsl.training import Recipe
 
 
-def step_of(init, loss, batch, microbatches=(1,), optimizer=None, options=None):
+def step_of(init, loss, batch, microbatches=(1,), optimizer=None, options=None, batch_dim="batch"):
     """Returns the step of a model, with some numbers of microbatches."""
-    recipe = Recipe(init, loss, optimizer or Sgd(1e-3))
+    recipe = Recipe(init, loss, optimizer or Sgd(1e-3), batch_dim=batch_dim)
     return recipe_step(recipe, batch, microbatches, options=options)
 
 
