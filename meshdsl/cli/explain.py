@@ -12,6 +12,7 @@ from meshdsl.cli import job as jobs
 from meshdsl.cli.calibrated import check_machine
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.planning.automatic import described_machine, settled
+from meshdsl.cli.planning.changes import changes_of
 from meshdsl.cli.planning.failing import asks_for_failures, show_failures
 from meshdsl.cli.planning.pages import write_page
 from meshdsl.cli.planning.pipeline_tables import show_table
@@ -62,7 +63,8 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
         print(show_failures(program, values))
         return
     others = {} if values.compare_layout or values.json else _others(program, job)
-    report = explain(program, values.hardware, others)
+    changes = () if values.compare_layout else changes_of(program, job, values.hardware)
+    report = explain(program, values.hardware, others, changes)
     shown: Explanation | Comparison = report
     if values.compare_layout:
         other = decided(replace(asked, layout=values.compare_layout))

@@ -20,6 +20,19 @@ def test_the_largest_model_on_512_devices_is_explained_and_nothing_is_allocated(
     assert "blocks/attention/query" in report
 
 
+def test_advice_that_is_taken_does_what_it_said_and_is_not_given_again(capsys):
+    def tried(mesh):
+        flags = (f"--mesh_shape={mesh}", f"{LAYOUT}; params/embed:data", "--json")
+        return json.loads(explained(capsys, "--model=gpt3_175b", *flags))
+
+    first = tried("data:64,model:8")
+    assert first["smaller"].startswith("tried, the best first: --mesh_shape=data:128,model:4: ")
+    (change,) = [c for c in first["changes"] if c["change"] == "--mesh_shape=data:128,model:4"]
+    second = tried("data:128,model:4")
+    assert second["peak_bytes"] == change["peak_bytes"] < first["peak_bytes"]
+    assert "data:128,model:4" not in second["smaller"] + second["faster"]
+
+
 def test_collectives_have_the_line_that_they_come_from(capsys):
     report = explained(capsys, "--mesh_shape=data:2,model:4", LAYOUT)
     kinds = {"all_gather", "reduce_scatter", "all_reduce"}

@@ -1,8 +1,12 @@
 """Advice: the next thing to try when a program needs too much memory.
 
-It names only what the program shows: a large tensor that is replicated along an axis, with the
-layout rule that would split it; or values kept for the backward pass that could be recomputed. It
-promises no figures, since other tensors change with the layout.
+Where single changes of the step were tried (`search.changes`), it is those that help, the best
+first, with their figures; `to_be_faster` has those that save time.
+
+Of a program alone it names only what this shows: a large tensor that is replicated along an axis,
+with the layout rule that would split it; or values kept for the backward pass that could be
+recomputed. It promises no figures then, since other tensors change with the layout. A rule that the
+layout has is not advised.
 """
 
 from __future__ import annotations
@@ -10,16 +14,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from meshdsl.lowering.costs.units import show_bytes, show_seconds
 from meshdsl.lowering.program import SpmdProgram, Value
 
 if TYPE_CHECKING:
     from meshdsl.reports.explain.explanation import Part
+    from meshdsl.search.changes import Tried
 
 _KEPT = ("activations", "working")
+_MOST = 3  # changes that are told
+_LESS = 0.95  # the share of the memory from which a change is told to use less
+_SLOWER = 1.5  # what uses less may take this multiple of the time
+_FASTER = 0.99  # the share of the time from which a change is told to be faster
 
 
-def advice(program: SpmdProgram, parts: Sequence[Part]) -> str:
-    """Returns one suggestion about the part that holds most, or an empty string."""
+def advice(program: SpmdProgram, parts: Sequence[Part], changes: Sequence[Tried] = ()) -> str:
+    """Returns what uses less memory, or an empty string.
+
+    Args:
+        changes: the step as it is, and with single changes, if they were tried.
+    """
+    if changes:
+        return _less(changes)
     if program.mesh.size > 1 and not program.layout.rules:
         axis = program.mesh.names[0]
         return f"no layout: all devices do the same work. Begin with --layout=batch:{axis}"
@@ -30,6 +46,46 @@ def advice(program: SpmdProgram, parts: Sequence[Part]) -> str:
     if _bytes(state) > _bytes(parts) / 3:
         return _about_state(program, state)
     return ""
+
+
+def to_be_faster(changes: Sequence[Tried]) -> str:
+    """Returns the changes that take less time and fit, the best first, or an empty string."""
+    if not changes:
+        return ""
+    now, *rest = changes
+    better = [row for row in rest if row.fits and row.seconds < _FASTER * now.seconds]
+    return _told(now, sorted(better, key=lambda row: (row.seconds, row.peak_bytes)))
+
+
+def _less(changes: Sequence[Tried]) -> str:
+    """Returns the changes that use less memory, or an empty string.
+
+    If the step fits, the best is the one with the least product of memory and time. If it does not,
+    those that fit are told, or else those with the least memory.
+    """
+    now, *rest = changes
+    better = [row for row in rest if row.peak_bytes < _LESS * now.peak_bytes]
+    if now.fits:
+        better = [row for row in better if row.seconds <= _SLOWER * now.seconds]
+        better.sort(key=lambda row: (row.seconds * row.peak_bytes, row.seconds))
+    elif any(row.fits for row in better):
+        better = [row for row in better if row.fits]
+        better.sort(key=lambda row: row.seconds)
+    else:
+        better.sort(key=lambda row: row.peak_bytes)
+    return _told(now, better)
+
+
+def _told(now: Tried, better: Sequence[Tried]) -> str:
+    """Returns changes with their figures: "`embed:data`: 2.1 GiB, 1.2 s"."""
+    if not better:
+        return ""
+    figures = [f"{row.how}: {_figures(row)}" for row in better[:_MOST]]
+    return f"tried, the best first: {'; '.join(figures)} (now {_figures(now)})"
+
+
+def _figures(row: Tried) -> str:
+    return f"{show_bytes(row.peak_bytes)}, {show_seconds(row.seconds)}"
 
 
 def _bytes(parts: Sequence[Part]) -> int:
@@ -82,10 +138,12 @@ def _rule(program: SpmdProgram, value: Value) -> tuple[str, str, int] | None:
     if pipeline is not None:  # the stages of a pipeline have values of their own
         busy |= set(pipeline.axes)
     idle = [axis for axis, size in mesh.axes if size > 1 and axis not in busy]
+    known = {(rule.dim, axis) for rule in program.layout.rules for axis in rule.axes}
     for axis in sorted(idle, key=lambda a: -mesh.sizes[a]):
         for dim in sorted(value.shape, key=lambda d: -d.size):
             free = not value.layout.axes(dim.name) and not _scanned(program, dim.name)
-            if free and dim.size % mesh.sizes[axis] == 0:
+            taken = (dim.name, axis) in known
+            if free and not taken and dim.size % mesh.sizes[axis] == 0:
                 return dim.name, axis, mesh.sizes[axis]
     return None
 

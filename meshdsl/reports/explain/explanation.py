@@ -44,12 +44,13 @@ from meshdsl.lowering.program import (
     wire_bytes,
     wire_of,
 )
-from meshdsl.reports.explain.advice import advice
+from meshdsl.reports.explain.advice import advice, to_be_faster
 from meshdsl.reports.explain.alternatives import Alternative, compared
 from meshdsl.reports.explain.decisions import in_words
 from meshdsl.reports.explain.limits import faster
 from meshdsl.reports.explain.pads import Pads, pads
 from meshdsl.reports.explain.pipeline import PipelineReport, pipeline_report
+from meshdsl.search.changes import Tried
 from meshdsl.tensors.dims import Shape
 from meshdsl.tracing.source import Source
 
@@ -112,16 +113,17 @@ class Explanation:
         unsure: which of these two, `cond` and `while`, the program has.
         inputs: every input by its path: parameters, the optimizer's state, the batch.
         parts: every buffer at the peak, largest first.
-        advice: the next thing to try for less memory, or an empty string.
+        advice: the next things to try for less memory, or an empty string.
         timeline: the step as intervals, with the hardware that it is for, at its peaks.
         simulated: the step as events, by the costs of operations on that hardware.
         pads: what is lost where sizes do not divide.
-        faster: the next thing to try for a shorter step, or an empty string.
+        faster: the next things to try for a shorter step, or an empty string.
         alternatives: the step as it is and by other options, if those were given and differ.
         pipeline: the pipeline that the program runs, if any.
         notes: inputs and results that look like others, but follow other rules of the layout; and
             inputs that decide a choice only, so that their gradient is zero.
         kept: weights gathered once for both passes, since the peak has room for them.
+        changes: the step as it is, and with single changes that were tried; empty: none were.
     """
 
     name: str
@@ -146,6 +148,7 @@ class Explanation:
     pipeline: PipelineReport | None = None
     kept: tuple[Kept, ...] = ()
     inputs: tuple[tuple[str, Value], ...] = ()
+    changes: tuple[Tried, ...] = ()
 
     @property
     def parameter_count(self) -> int:
@@ -176,6 +179,7 @@ def explain(
     program: SpmdProgram,
     hardware: str = "v5p",
     others: Mapping[str, SpmdProgram] = MappingProxyType({}),
+    changes: Sequence[Tried] = (),
 ) -> Explanation:
     """Explains a program; meant for training steps, but any will do.
 
@@ -184,6 +188,7 @@ def explain(
     Args:
         hardware: for the time of a step, a name of `layouts.hardware` or a calibration's file.
         others: the same program by other options, each with the flag that asks for it.
+        changes: the step as it is, and with single changes that were tried (`search.changes`).
 
     Raises:
         ValueError: the hardware is not known, or its file cannot be read.
@@ -213,16 +218,17 @@ def explain(
         memory=program.memory,
         parts=parts,
         flops=program.flops,
-        advice=advice(program, parts),
+        advice=advice(program, parts, changes),
         timeline=step,
         simulated=simulate(program, device),
         pads=pads(program, [(part.name, part.buffer) for part in parts]),
-        faster=faster(program, step, traffic),
+        faster="; ".join(filter(None, [faster(program, step, traffic), to_be_faster(changes)])),
         alternatives=compared(program, others, device),
         pipeline=pipeline_report(program, step),
         notes=(*program.notes, *map(in_words, program.decisions)),
         kept=program.kept,
         inputs=tuple((path, value) for value, path in inputs),
+        changes=tuple(changes),
     )
 
 

@@ -63,6 +63,15 @@ def as_values(explanation: Explanation) -> dict[str, Any]:
         "pipeline": _pipeline(explanation.pipeline),
         "faster": explanation.faster,
         "smaller": explanation.advice,
+        "changes": [
+            {
+                "change": one.how,
+                "seconds": seven(one.seconds),
+                "peak_bytes": one.peak_bytes,
+                "fits": one.fits,
+            }
+            for one in explanation.changes[1:]
+        ],
         "notes": list(explanation.notes),
     }
 
