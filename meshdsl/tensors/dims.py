@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
+from meshdsl.late import late
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -52,6 +54,10 @@ class Dimension:
 
     def __str__(self) -> str:
         return f"{self.name}={self.size}"
+
+    def _repr_html_(self) -> str | None:
+        """Returns the name and the size for notebooks."""
+        return late("value in a notebook")(self)
 
 
 _known: dict[tuple[str, int], Dimension] = {}
@@ -129,6 +135,10 @@ class Shape(tuple[Dimension, ...]):
         return "[" + ", ".join(map(str, self)) + "]"
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str | None:
+        """Returns the dims for notebooks."""
+        return late("value in a notebook")(self)
 
 
 def dims(**sizes: int) -> tuple[Dimension, ...]:

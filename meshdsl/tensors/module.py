@@ -12,6 +12,8 @@ from typing import Any, dataclass_transform
 
 import jax
 
+from meshdsl.late import late
+
 
 def static(**kwargs: Any) -> Any:
     """Declares a field that is part of the structure, not a child: `heads: int = md.static()`."""
@@ -42,6 +44,10 @@ class Module:
     def replace(self, **changes: Any) -> Any:
         """Returns a copy with some fields changed."""
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+    def _repr_html_(self) -> str | None:
+        """Returns the tree of its fields, with the sizes of every part, for notebooks."""
+        return late("value in a notebook")(self)
 
 
 def path_of(keys: Any, start: str = "") -> str:

@@ -208,6 +208,10 @@ class Spec:
     def __repr__(self) -> str:
         return f"{short(self.dtype)}{self.dims}"
 
+    def _repr_html_(self) -> str | None:
+        """Returns dtype and dims for notebooks."""
+        return late("value in a notebook")(self)
+
 
 def named(data: Any, dims: DimsLike) -> NamedArray:
     """Gives the dims of an array their names: `x = md.named(array, ["batch", "embed"])`.

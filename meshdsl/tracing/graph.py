@@ -53,6 +53,10 @@ class TracedTensor(Tensor):
     def __repr__(self) -> str:
         return f"Tensor({self})"
 
+    def _repr_html_(self) -> str | None:
+        """Returns dtype, dims and the line that made it for notebooks."""
+        return late("value in a notebook")(self)
+
     def __bool__(self) -> bool:
         raise ValueError(
             f"the value of {self} is not known while tracing, so Python's `if`, `and`, `or` and "

@@ -8,6 +8,7 @@ without a mesh it has none.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.reports.explain.html.elements import Html, tag
@@ -38,18 +39,20 @@ def dim_colour(name: str) -> str:
     return f"hsl({(number * 67 + 212) % 360} 48% 52%)"
 
 
-def dim_chip(dim: Dimension | str, local: int | None = None) -> Html:
+def dim_chip(dim: Dimension | str, local: int | None = None, axes: Sequence[str] = ()) -> Html:
     """Returns a dim, or a dim's name, in its colour.
 
     Args:
         local: how many positions one device has, if these are fewer.
+        axes: the axes that split it.
     """
     name = dim if isinstance(dim, str) else dim.name
     size = None
     if not isinstance(dim, str):
         parts = "" if local in (None, dim.size) else f"{local:,}/"
         size = tag("b", f"{parts}{dim.size:,}")
-    return tag("span", name, size, class_="chip", style=f"--dim: {dim_colour(name)}")
+    over = tag("span", f" ÷ {'+'.join(axes)}", class_="quiet") if axes else None
+    return tag("span", name, size, over, class_="chip", style=f"--dim: {dim_colour(name)}")
 
 
 def dim_chips(shape: Shape, local: Shape | None = None) -> Html:
