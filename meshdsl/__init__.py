@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from meshdsl.imports.jax.function import from_jax as from_jax
     from meshdsl.language import *
     from meshdsl.language import __all__ as __all__
+    from meshdsl.reports.notebook.showing import show as show
 
 
 def __getattr__(name: str) -> object:

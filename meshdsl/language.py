@@ -4,6 +4,7 @@ The package loads this module with the first word that a program uses. Layers an
 end of the imports, are written in the language themselves.
 """
 
+import importlib
 from typing import TYPE_CHECKING
 
 from meshdsl.gradients.autodiff import grad, value_and_grad
@@ -37,6 +38,7 @@ from meshdsl import nn, optim  # which are written in the language
 
 if TYPE_CHECKING:
     from meshdsl.imports.jax.function import from_jax
+    from meshdsl.reports.notebook.showing import show
 
 __all__ = [
     "Dimension",
@@ -219,6 +221,7 @@ __all__ = [
     "shift",
     "shift_left",
     "shift_right",
+    "show",
     "sigmoid",
     "sign",
     "silu",
@@ -262,9 +265,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name == "from_jax":  # few programs convert functions: others do not wait for its rules
-        from meshdsl.imports.jax.function import from_jax
+# Few programs use these: others do not wait for what they import.
+_LATER = {
+    "from_jax": "meshdsl.imports.jax.function",
+    "show": "meshdsl.reports.notebook.showing",
+}
 
-        return from_jax
+
+def __getattr__(name: str) -> object:
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -31,7 +31,12 @@ PAGES = {
     "tensors": Page(
         "Tensors, dims and modules",
         "Dims and shapes, arrays with named dims, and classes that hold tensors.",
-        ("meshdsl.tensors", "meshdsl.ops.creation", "meshdsl.running.inspection"),
+        (
+            "meshdsl.tensors",
+            "meshdsl.ops.creation",
+            "meshdsl.running.inspection",
+            "meshdsl.reports.notebook",
+        ),
     ),
     "programs": Page(
         "Programs, meshes and layouts",

@@ -310,6 +310,10 @@ class Graph:
     def __str__(self) -> str:
         return late("graph as text")(self)
 
+    def _repr_html_(self) -> str | None:
+        """Returns the lines of the program for notebooks, with dims in colours."""
+        return late("value in a notebook")(self)
+
 
 class TensorNames:
     """Names tensors by numbers, `t0`, `t1`, in order of appearance."""

@@ -29,6 +29,12 @@ Row = tuple[str, str, str]
 
 def show(graph: Graph) -> str:
     """Returns a graph as text."""
+    head = [f"{graph.name or 'graph'}: {operation_count(graph)} operations"]
+    return "\n".join([*head, *_aligned(rows_of(graph))])
+
+
+def rows_of(graph: Graph) -> list[Row]:
+    """Returns the rows of a graph: a formula, the type of its result, and its line."""
     names = path_names(graph.input_paths) if graph.input_paths else []
     names += [f"x{number}" for number in range(len(names), len(graph.inputs))]
     scope = _Scope()
@@ -40,12 +46,13 @@ def show(graph: Graph) -> str:
     paths = graph.output_paths or ("",) * len(graph.outputs)
     for tensor, path in zip(graph.outputs, paths, strict=True):
         rows.append((f"output {scope.text(tensor)}", str(tensor), path))
-    head = [f"{graph.name or 'graph'}: {_count(graph)} operations"]
-    return "\n".join([*head, *_aligned(rows)])
+    return rows
 
 
-def _count(graph: Graph) -> int:
-    return len(graph.operations) + sum(_count(b) for op in graph.operations for b in op.bodies)
+def operation_count(graph: Graph) -> int:
+    """Returns how many operations a graph has, those of bodies included."""
+    inner = sum(operation_count(body) for op in graph.operations for body in op.bodies)
+    return len(graph.operations) + inner
 
 
 class _Scope:
