@@ -41,7 +41,8 @@ from __future__ import annotations
 import collections
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from operator import attrgetter
 from typing import Literal, TypeAlias
 
 from meshdsl.layouts.tensor_layout import TensorLayout
@@ -167,13 +168,14 @@ class _Liveness:
     Attributes:
         target: the compiler that decides what is fused.
         sizes: the bytes of values whose buffers have gaps (see `costs.tiles`).
-        joined: for each instruction, the joined collective that it is part of, or itself.
+        joined: for each part of a joined collective, that collective.
         kept: values that a reader does not fuse with, and the results of the block.
         read_often: values with more than one reader, if that matters.
         hidden: instructions whose results need no buffers: views, and what readers compute.
         read_instead: for each value without a buffer of its own, the values that are read instead.
         last_reads: for each value, the position of the instruction that reads its buffers last.
             Values that are never read are not listed.
+        freed: by that position, the buffers that this block or its caller makes.
         owned: inputs whose buffers count in this block; others count in an outer block.
         permanent: inputs that are never freed.
         written_over: for outputs that may be written over an input, that input.
@@ -185,20 +187,24 @@ class _Liveness:
     ) -> None:
         self.target = target
         self.sizes = sizes
-        self.joined = _split_joined(block, target)
-        self.block = block = replace(block, instructions=tuple(self.joined))
+        self.block, self.joined = _split_joined(block, target)
         self.owned: list[Value] = []
         self.permanent: set[Value] = set()
         self.written_over: dict[Value, Value] = {}
         self.counted_outside: set[Value] = set()
-        self.maker = {v: i for i in block.instructions for v in i.outputs}
         self.kept: set[Value] = set(last)
         self.read_often: Set[Value] = _read_often(block, last) if target == "cpu" else frozenset()
         self.hidden: set[Instruction] = set()
         self.read_instead: dict[Value, Sequence[Value]] = {}
         self.scores = self._scores()
-        self.last_reads: dict[Value, int] = dict.fromkeys(last, len(block.instructions))
+        self.last_reads: dict[Value, int] = dict.fromkeys(last, len(self.block.instructions))
+        self.freed: dict[int, list[Value]] = {}
         self._visit()
+
+    @cached_property
+    def maker(self) -> Mapping[Value, Instruction]:
+        """For each value of the block that is no input, the instruction that makes it."""
+        return {v: i for i in self.block.instructions for v in i.outputs}
 
     def _visit(self) -> None:
         """Finds what is fused and what is read last, from the last instruction to the first.
@@ -207,7 +213,9 @@ class _Liveness:
         its readers, so it passes their positions on to its operands.
         """
         kept, hidden, read_instead = self.kept, self.hidden, self.read_instead
-        last_reads, scores = self.last_reads, self.scores
+        last_reads, scores, freed = self.last_reads, self.scores, self.freed
+        # What reads operands of any size without a buffer for them; views do if their readers do.
+        passing = _REDUCTIONS | {"einsum"} if self.target == "tpu" else _REDUCTIONS
         position = len(self.block.instructions)
         for instruction in reversed(self.block.instructions):
             position -= 1
@@ -219,13 +227,19 @@ class _Liveness:
                 is_hidden = self._needs_no_buffer(outputs[0])
             else:
                 is_hidden = op in _VIEWS
-                kept.update(
-                    [v for v in inputs if v not in kept and not self._passes(instruction, v)]
-                )
+                if is_hidden:
+                    kept.update(
+                        [v for v in inputs if v not in kept and not self._shows(instruction, v)]
+                    )
+                elif op not in passing:
+                    kept.update(inputs)
             if not is_hidden:
                 for value in inputs:
                     if value not in last_reads:
                         last_reads[value] = position
+                for value in outputs:
+                    if value in last_reads:
+                        freed.setdefault(last_reads[value], []).append(value)
                 continue
             hidden.add(instruction)
             if op == "barrier":
@@ -239,6 +253,9 @@ class _Liveness:
                     for value in read_instead[output]:
                         if last_reads.get(value, -1) < last:
                             last_reads[value] = last
+        for value in self.block.inputs:
+            if value in last_reads:
+                freed.setdefault(last_reads[value], []).append(value)
 
     def size(self, value: Value) -> int:
         """Returns the bytes of a value's buffer."""
@@ -255,16 +272,12 @@ class _Liveness:
             return False
         return value not in self.read_often or not _costly(self.maker.get(value))
 
-    def _passes(self, reader: Instruction, value: Value) -> bool:
-        """Whether a reader that is not elementwise fuses with the value that it reads."""
-        if reader.op == "barrier" and self._is_computed(value):
+    def _shows(self, view: Instruction, value: Value) -> bool:
+        """Whether the readers of a view fuse with the value that it reads."""
+        if view.op == "barrier" and self._is_computed(value):
             return False
-        if reader.op in _VIEWS:
-            pairs = zip(reader.inputs, reader.outputs, strict=True)
-            return all(self._needs_no_buffer(out) for shown, out in pairs if shown is value)
-        if reader.op == "einsum":
-            return self.target == "tpu"
-        return reader.op in _REDUCTIONS
+        pairs = zip(view.inputs, view.outputs, strict=True)
+        return all([self._needs_no_buffer(out) for shown, out in pairs if shown is value])
 
     def _is_computed(self, value: Value) -> bool:
         """Whether this block computes a value, rather than reads or moves it."""
@@ -292,14 +305,6 @@ class _Liveness:
             else:
                 buffers.append(value)
         return buffers
-
-    def _dying(self, values: Sequence[Value], position: int) -> list[Value]:
-        """Returns the buffers that are read for the last time by reading values at a position."""
-        last_reads = self.last_reads
-        for value in values:
-            if last_reads[value] == position:
-                return self._reads(values, position)
-        return []
 
     def _scores(self) -> dict[Instruction, Value]:
         """Returns the scores that an attention and a gradient of the same operands share."""
@@ -348,7 +353,7 @@ class _Liveness:
         return {
             buffer
             for start in loop.inputs[first : first + count]
-            for buffer in self._dying([start], position)
+            for buffer in self._reads([start], position)
             if buffer in free and buffer.bytes == start.bytes
         }
 
@@ -356,19 +361,23 @@ class _Liveness:
         """Visits all instructions of the block; adds to the curve."""
         live = _History(dict.fromkeys(self.owned, UNKNOWN))
         total = sum(map(self.size, live.now))
-        peak, at_peak = _Peak(total, UNKNOWN, ()), live.moment
+        peak, at_peak, source, at_once = total, live.moment, UNKNOWN, _NO_BUFFERS
         # Most instructions have neither scores nor inner blocks, and compute one result.
         now, permanent, scores, last_reads = live.now, self.permanent, self.scores, self.last_reads
-        written_over, counted_outside, size = self.written_over, self.counted_outside, self.size
+        written_over, counted_outside = self.written_over, self.counted_outside
+        size = self.size if self.sizes else attrgetter("bytes")
+        hidden, freed, joined = self.hidden, self.freed, self.joined
         for position, instruction in enumerate(self.block.instructions):
-            if instruction in self.hidden:
+            if instruction in hidden:
                 continue
-            op, outputs = instruction.op, instruction.outputs
-            read = self._dying(instruction.inputs, position)
+            op, outputs, bodies = instruction.op, instruction.outputs, instruction.bodies
+            read = freed.get(position, ())
+            if len(read) > 1:  # in the order in which it is read
+                read = self._reads(instruction.inputs, position)
             if scores and instruction in scores and last_reads[scores[instruction]] == position:
-                read.append(scores[instruction])
+                read = [*read, scores[instruction]]
             dying = [v for v in read if v in now and v not in permanent] if read else []
-            results = _made(instruction)
+            results = _made(instruction) if bodies else dict.fromkeys(outputs, instruction.source)
             if written_over or counted_outside:
                 for value in outputs:
                     in_place = value in written_over and self._in_place(value, position)
@@ -376,14 +385,15 @@ class _Liveness:
                         del results[value]
             if op == "attention" and instruction in scores:
                 results[scores[instruction]] = instruction.source
-            replaced: Collection[Value] = ()
-            if results and dying and instruction.bodies:
-                replaced = self._overwritten_carries(instruction, dying, position)
-            elif results and dying:
-                replaced = _replaced(instruction, dying)
-            for value in replaced:
-                live.drop(value)
-                total -= size(value)
+            if results and dying:
+                replaced: Collection[Value] = (
+                    self._overwritten_carries(instruction, dying, position)
+                    if bodies
+                    else _replaced(instruction, dying)
+                )
+                for value in replaced:
+                    live.drop(value)
+                    total -= size(value)
             if results:
                 live.add(results)
                 for value in results:
@@ -391,20 +401,25 @@ class _Liveness:
             inner = _NO_BUFFERS
             if op in COLLECTIVES or op in _ATTENTION:
                 inner = self._extra_buffers(instruction)
-            elif instruction.bodies:
+            elif bodies:
                 inner, used_inside = _peak_inside(instruction, self.target, self.sizes)
                 for one, used in used_inside.items():
                     curve[one] = max(curve.get(one, 0), total + used)
-            joined, used = self.joined[instruction], total + inner.bytes
-            curve[joined] = max(curve.get(joined, 0), used)
-            if used > peak.bytes:
-                peak = _Peak(used, instruction.source, inner.buffers)
-                at_peak = live.moment
-            for value in (*dying, *results):
-                if value in now and last_reads.get(value, -1) <= position:
+            used = total + inner.bytes
+            whole = joined.get(instruction, instruction) if joined else instruction
+            if used >= curve.get(whole, 0):
+                curve[whole] = used
+            if used > peak:
+                peak, at_peak, source, at_once = used, live.moment, instruction.source, inner
+            for value in dying:
+                if value in now:
                     live.drop(value)
                     total -= size(value)
-        return replace(peak, buffers=(*live.at(at_peak), *peak.buffers))
+            for value in results:
+                if last_reads.get(value, -1) <= position and value in now:
+                    live.drop(value)
+                    total -= size(value)
+        return _Peak(peak, source, (*live.at(at_peak), *at_once.buffers))
 
 
 class _History:
@@ -439,15 +454,15 @@ class _History:
         return live.items()
 
 
-def _split_joined(block: Block, target: Target) -> dict[Instruction, Instruction]:
-    """Returns a block's instructions, in order, with the instructions that they are part of.
+def _split_joined(block: Block, target: Target) -> tuple[Block, Mapping[Instruction, Instruction]]:
+    """Returns a block without joined collectives, and the one that each part is part of.
 
     A joined collective is split into its parts. On TPU the parts of a reduce_scatter run
     separately, each as soon as its operand is computed.
     """
     several = [i for i in block.instructions if len(i.outputs) > 1 and i.op in COLLECTIVES]
     if not several:
-        return dict(zip(block.instructions, block.instructions, strict=True))
+        return block, {}
     early = {i for i in several if target == "tpu" and i.op == "reduce_scatter"}
     operands = {value for instruction in early for value in instruction.inputs}
     # Parts of the early ones, by the position after which they run.
@@ -471,7 +486,7 @@ def _split_joined(block: Block, target: Target) -> dict[Instruction, Instruction
             split.update(dict.fromkeys(instruction.parts, instruction))
         if position in parts_after:
             split.update(parts_after[position])
-    return split
+    return replace(block, instructions=tuple(split)), split
 
 
 def _read_often(block: Block, last: Sequence[Value]) -> Set[Value]:

@@ -21,13 +21,14 @@ from meshdsl.lowering.options import DEFAULT, Options
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.writing.builder import BlockBuilder
 from meshdsl.tensors.dims import Shape
+from meshdsl.tensors.slots import setters
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Operation
 
 Emit = Callable[[BlockBuilder, Sequence[Value]], Sequence[Value]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Case:
     """One operation with the layouts of its tensors.
 
@@ -41,8 +42,27 @@ class Case:
     operands: tuple[TensorLayout, ...]
     results: tuple[TensorLayout, ...]
     mesh: Mesh
-    options: Options = DEFAULT
-    readers: int = 1
+    options: Options
+    readers: int
+
+    def __init__(
+        self,
+        operation: Operation,
+        operands: tuple[TensorLayout, ...],
+        results: tuple[TensorLayout, ...],
+        mesh: Mesh,
+        options: Options = DEFAULT,
+        readers: int = 1,
+    ) -> None:
+        _set_operation(self, operation)
+        _set_operands(self, operands)
+        _set_results(self, results)
+        _set_mesh(self, mesh)
+        _set_options(self, options)
+        _set_readers(self, readers)
+
+
+_set_operation, _set_operands, _set_results, _set_mesh, _set_options, _set_readers = setters(Case)
 
 
 @dataclass(frozen=True, slots=True)

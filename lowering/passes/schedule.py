@@ -17,7 +17,7 @@ from dataclasses import replace
 from meshdsl.lowering.instructions import kinds_with
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.passes.blocks import CHEAP, each_block, in_order, ready
-from meshdsl.lowering.program import COLLECTIVES, Block, Instruction, SpmdProgram, Value
+from meshdsl.lowering.program import COLLECTIVES, Block, Instruction, SpmdProgram
 
 _LONG = kinds_with(lambda kind: kind.long)
 
@@ -47,7 +47,7 @@ def _early(block: Block, kinds: Collection[str]) -> Block:
         value: instruction for instruction in block.instructions for value in instruction.outputs
     }
     gathers = any(instruction.op == "all_gather" for instruction in moving)
-    readers = _first_readers(block, position, maker) if gathers else {}
+    readers = _first_readers(block, position) if gathers else {}
     long = [n for instruction, n in position.items() if instruction.op in _LONG]
     priority: dict[Instruction, float] = dict(position)
     first, end = len(block.instructions), 0  # what moves is between these
@@ -71,25 +71,24 @@ def _early(block: Block, kinds: Collection[str]) -> Block:
     return replace(block, instructions=(*given[:first], *ordered, *given[end:]))
 
 
-def _first_readers(
-    block: Block, position: Mapping[Instruction, int], maker: Mapping[Value, Instruction]
-) -> dict[Instruction, int]:
-    """Returns the position of each instruction's first reader that is not moved itself.
+def _first_readers(block: Block, position: Mapping[Instruction, int]) -> dict[Instruction, int]:
+    """Returns the position of each gather's first reader that is not moved itself.
 
     Gathers are moved, and so are cheap instructions that only gathers read; instead of a reader
     that is moved, its own readers count.
     """
+    may_move = {"all_gather"} | CHEAP
+    moved = {v: i for i in block.instructions if i.op in may_move for v in i.outputs}
     first: dict[Instruction, int] = {}
-    not_moved: set[Instruction] = set(maker[value] for value in block.outputs if value in maker)
+    not_moved: set[Instruction] = {moved[value] for value in block.outputs if value in moved}
     for instruction in reversed(block.instructions):
-        is_moved = instruction.op == "all_gather" or (
-            instruction.op in CHEAP and instruction not in not_moved
+        here = position[instruction]
+        is_moved = instruction.op in may_move and (
+            instruction.op == "all_gather" or instruction not in not_moved
         )
-        first_read = (
-            first.get(instruction, position[instruction]) if is_moved else position[instruction]
-        )
+        first_read = first.get(instruction, here) if is_moved else here
         for value in instruction.inputs:
-            before = maker.get(value)
+            before = moved.get(value)
             if before is not None:
                 if first.setdefault(before, first_read) > first_read:
                     first[before] = first_read
