@@ -112,6 +112,8 @@ _NAMES = {
 }
 _CONVERSIONS = ("array", "asarray")  # of jax.numpy, which read the data of a NamedArray
 _PRIMITIVES = ("bind", "canonicalize_value")  # of jax, where primitives look at their operands
+_FILLS = "full_like"  # of jax.lax: it reads shape, dtype and sharding, and drops the names of dims
+_TREES = "tree_util"  # of jax, whose functions call those of users
 
 
 @functools.cache
@@ -137,7 +139,7 @@ def answer_jax(what: str, numbers: str) -> Any:
     """Raises the error for JAX, which asks objects that it does not know for `__jax_array__`."""
     asking = sys._getframe(2)
     asking = asking.f_back if asking.f_code.co_name == "<listcomp>" and asking.f_back else asking
-    if asking.f_code.co_name in _CONVERSIONS or _is_primitive(asking):
+    if _is_primitive(asking) or _is_conversion(asking):
         raise AttributeError("__jax_array__")
     _refuse_jax(what, numbers)
 
@@ -163,12 +165,29 @@ def _is_primitive(asking: FrameType) -> bool:
     return asking.f_code.co_name in _PRIMITIVES and _is_of_jax(asking)
 
 
+def _is_conversion(asking: FrameType) -> bool:
+    """Returns whether the user converts a tensor, rather than a function of JAX that takes it."""
+    while asking.f_code.co_name in _CONVERSIONS and _is_of_jax(asking):
+        if asking.f_back is None or not _is_of_jax(asking.f_back):
+            return True
+        asking = asking.f_back
+    return _module(asking).endswith(_TREES)  # jax.tree.map(jnp.asarray, tree, is_leaf=...)
+
+
 def _is_of_jax(asking: FrameType) -> bool:
-    return str(asking.f_globals.get("__name__")).partition(".")[0] == "jax"
+    return _module(asking).partition(".")[0] == "jax"
+
+
+def _module(asking: FrameType) -> str:
+    return str(asking.f_globals.get("__name__"))
 
 
 def _refuse_jax(what: str, numbers: str) -> NoReturn:
-    refuse(
+    refuse(_not_taken(what, numbers))
+
+
+def _not_taken(what: str, numbers: str) -> str:
+    return (
         f"functions of JAX do not take {what}: write md's, as in md.sin(x), md.grad(f), md.jit(f), "
         f"or {numbers}"
     )
@@ -224,12 +243,21 @@ class Idioms:
     __slots__ = ()
     dims: Any
 
+    def _of_jax(self) -> tuple[str, str]:
+        """Returns what functions of JAX do not take, and how to give them its numbers."""
+        raise NotImplementedError
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in type(self).__slots__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if hasattr(type(self), name):  # a property that its data cannot answer
             data = type(getattr(self, "data", None)).__name__
             raise AttributeError(f"{type(self).__name__} has no `.{name}`: its data is a {data}")
+        asking = sys._getframe(1)
+        if name in _ADVICE and _is_of_jax(asking):
+            if asking.f_code.co_name == _FILLS:
+                _refuse_jax(*self._of_jax())
+            raise AttributeError(_with_line(_not_taken(*self._of_jax())), name=None)
         names = list(self.dims.names)
         advice = _ADVICE.get(name)
         if not hasattr(type(self), "cuts"):

@@ -69,6 +69,13 @@ BOTH = [
     (jnp.sin, "functions of JAX do not take "),
     (jnp.sum, "write md's, as in md.sin(x), md.grad(f), md.jit(f), or "),
     (lambda x: jnp.ones((3, 4)) + x, "functions of JAX do not take "),
+    (lambda x: jax.lax.dynamic_slice(x, (0, 0), (1, 2)), "functions of JAX do not take "),
+    (lambda x: jax.lax.slice_in_dim(x, 0, 1), "functions of JAX do not take "),
+    (lambda x: jax.lax.dynamic_update_slice(x, x, (0, 0)), "functions of JAX do not take "),
+    (lambda x: jax.lax.conv(x, x, (1,), "SAME"), "functions of JAX do not take "),
+    (lambda x: jax.lax.conv_general_dilated(x, x, (1,), "SAME"), "functions of JAX do not take "),
+    (lambda x: jax.lax.batch_matmul(x, x), "functions of JAX do not take "),
+    (lambda x: jax.lax.full_like(x, 1), "functions of JAX do not take "),
     (lambda x: jax.grad(lambda y: md.sum(y * y))(x), "functions of JAX do not take "),
 ]
 
@@ -120,7 +127,9 @@ def test_a_number_can_be_read_from_an_array():
     )
     assert math.sqrt(T * 2) == 2
     assert round(T).dims == ()
-    assert np.asarray(jnp.asarray(X)).tolist() == np.asarray(X).tolist()
+    trees = jax.tree.map(jnp.asarray, [X], is_leaf=lambda x: isinstance(x, md.Tensor))
+    for array in (jnp.asarray(X), jnp.array(X), *trees):
+        assert np.asarray(array).tolist() == np.asarray(X).tolist()
 
 
 def test_ufuncs_of_numpy_are_operations_on_traced_tensors():
@@ -203,6 +212,11 @@ def test_primitives_of_jax_are_answered_too(function):
         lambda t: jax.lax.sort(t),
         lambda t: jax.lax.cumsum(t),
         lambda t: jax.lax.concatenate([t, t], 0),
+        lambda t: jax.lax.dot(t, np.ones((4, 5), np.float32)),
+        lambda t: jax.lax.full_like(t, 1),
+        lambda t: jnp.zeros_like(t, dtype=jnp.int32),
+        lambda t: jax.nn.one_hot(t, 4),
+        lambda t: jnp.vectorize(jnp.sin)(t),
         lambda t: jax.random.normal(t),
     ],
 )
