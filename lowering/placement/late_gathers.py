@@ -163,8 +163,6 @@ class _LateGathers:
                 dim = result.shape.find(name)
                 if dim is None or axes[: len(before)] != before:
                     continue
-                if op.primitive.positionwise and dim not in tensor.shape:
-                    continue
                 if layout.split_axes.isdisjoint(axes[len(before) :]):
                     layout = layout.split(name, axes)
         return layout
@@ -254,11 +252,16 @@ class _LateGathers:
             self.cut.edge(node, CutGraph.SINK, max(operands_split - none_split, 0.0))
             return
         all_split = sent(results_split, list(map(self._layout_of, op.outputs)))
-        self.cut.edge(node, CutGraph.SINK, max(all_split - none_split, 0.0))
-        saved = max(operands_split - max(all_split, none_split), 0.0)
+        least = min(operands_split, all_split)
+        self.cut.edge(node, CutGraph.SINK, max(least - none_split, 0.0))
+        least = max(least, none_split)
+        # No edge costs more only if operands and results both stay split. So results cost that
+        # much by themselves: without split operands they hardly ever save anything.
         sizes = [t.shape.volume * t.dtype.itemsize for t in staying]
         for result, size in zip(staying, sizes, strict=True):
-            self.cut.edge(node, result, saved * size / max(sum(sizes), 1))
+            share = size / max(sum(sizes), 1)
+            self.cut.edge(node, result, max(operands_split - least, 0.0) * share)
+            self.cut.edge(result, CutGraph.SINK, max(all_split - least, 0.0) * share)
         for unread in op.outputs:
             if unread in self.split_layouts and unread not in self.read:
                 self.cut.edge(staying[0], unread, INFINITE)

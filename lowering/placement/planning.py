@@ -1,8 +1,9 @@
 """Planning: every operation gets its strategy.
 
-Strategies show where an equivalent graph sends less: sums over groups of a split dim
-(`group_sums`), and tensors that the backward pass need not move again (`sharing`). This stage
-rewrites the graph, and places and plans its new operations. The others keep their strategies.
+Strategies show where an equivalent graph sends less: sums of merged dims (`merged_sums`) and over
+groups of a split dim (`group_sums`), and tensors that the backward pass need not move again
+(`sharing`). This stage rewrites the graph, and places and plans its new operations. The others keep
+their strategies.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import replace
 from meshdsl.layouts.layout import Layout
 from meshdsl.lowering.choices import Choice
 from meshdsl.lowering.graphs.group_sums import sum_groups
+from meshdsl.lowering.graphs.merged_sums import sum_parts
 from meshdsl.lowering.graphs.sharing import share
 from meshdsl.lowering.graphs.simplify import prune, simplify
 from meshdsl.lowering.graphs.wide_sums import widen
@@ -29,10 +31,11 @@ def plan(placed: Placed, layout: Layout, choice: Choice) -> Planned:
     If products have chosen together, those that are rewritten do so too.
     """
     chooser, given, joint = placed.chooser, placed.given, placed.joint
-    grouped = sum_groups(placed)
-    if grouped is not placed.graph:
-        graph = simplify(grouped)
-        placed = place(graph, layout, chooser, choice, given, before=placed)
+    for rewrite in (sum_parts, sum_groups):
+        rewritten = rewrite(placed)
+        if rewritten is not placed.graph:
+            graph = simplify(rewritten)
+            placed = place(graph, layout, chooser, choice, given, before=placed)
     planned = _planned(placed)
     if choice.share:
         shared = share(planned)

@@ -17,6 +17,11 @@ def free(x):
     return x.rename(channels="free")
 
 
+def padded(x):
+    """Returns x with its renamed dim made longer at both ends."""
+    return md.pad(free(x), "free", 1, 1)
+
+
 def spectrum(x):
     return md.sum(md.abs(md.fft.fft(md.cast(free(x), "complex128"), "length")), "length")
 
@@ -72,6 +77,21 @@ def test_a_sum_of_a_renamed_dim_sends_what_is_left():
     x = md.spec([batch, length, channels], "float32")
     step = md.jit(lambda x: md.sum(free(x), ["batch", "length"]), MESH, LAYOUT)
     assert step.lower(x).wire_bytes == 224  # 57,344 to gather it before
+
+
+@pytest.mark.parametrize(
+    ("function", "sent"),
+    [
+        (lambda x: md.slice(padded(x), "length", 0, 2), 10_176),  # halos, and 2 of 32 positions
+        (lambda x: md.sum(padded(x), "length"), 8_160),
+        (lambda x: md.sum(padded(x)), 6_144 + 7),
+        (lambda x: md.sum(free(x)["free", 3:60], "length"), 4_864),
+        (md.grad(lambda x: md.sum(md.sin(md.slice(padded(x), "length", 0, 2)))), 10_176),
+    ],
+)
+def test_a_dim_that_changes_its_size_is_moved_when_it_is_small(function, sent):
+    program = lowered(function, random([batch, length, channels]), layout=LAYOUT, mesh=MESH)
+    assert program.wire_bytes <= 2 * sent  # of float64; 114,688 to gather it before
 
 
 def test_what_is_needed_as_the_rules_say_is_moved_once():
@@ -133,8 +153,8 @@ def test_a_short_slice_of_a_renamed_dim_sends_the_slice(start, stop, step, mesh,
         x = md.named((np.arange(32 * 64).reshape(32, 64) % 5 > 2).astype(dtype), [length, channels])
     program = lowered(lambda x: free(x)["free", start:stop:step], x, layout=LAYOUT, mesh=mesh)
     rows, devices = len(range(start, stop, step)), int(mesh[-1])
-    sent = 2 * (devices - 1) / devices * rows * length.size * x.dtype.itemsize
-    assert program.wire_bytes == pytest.approx(sent)
+    summed = 2 * (devices - 1) / devices * rows * length.size * x.dtype.itemsize
+    assert program.wire_bytes <= summed * (1 + 1e-9)  # less, if it comes in shards to be gathered
 
 
 @pytest.mark.parametrize("size", [7, 9, 11, 13])
