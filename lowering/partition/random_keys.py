@@ -82,8 +82,8 @@ def fold_in(case: Case) -> Strategy:
         result = [(out.shape, out.dtype, layout)]
         return builder.add("threefry2x32", (source, high, low), result, {"pairs": True})
 
-    numbers = layout.restrict(op.inputs[1].shape.names)
-    return Strategy((TensorLayout(), numbers), (layout,), emit)
+    keys, numbers = (layout.restrict(tensor.shape.names) for tensor in op.inputs)
+    return Strategy((keys, numbers), (layout,), emit)
 
 
 RULES = {"random_bits": random_bits, "fold_in": fold_in}

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 _OF_TRAINING = ("optimizer", "gradients")  # scopes of rules for steps of training only
 # The settings of each row of a batch, with their dtypes. See `Sampling`; `number` is the number of
-# the text.
+# the text, `read` how many of its positions come before the first token that is written. Beside
+# these, each row has the `key` of its seed.
 ROWS = {
     "temperature": np.dtype("float32"),
     "top_k": np.dtype("int32"),
@@ -41,6 +42,7 @@ ROWS = {
     "min_p": np.dtype("float32"),
     "repetition_penalty": np.dtype("float32"),
     "number": np.dtype("uint32"),
+    "read": np.dtype("int32"),
 }
 
 
@@ -117,7 +119,7 @@ class Programs:
         state: dims and dtypes of the state.
         prepare: parameters -> those that the other programs read.
         begin: prepared parameters, the tokens of an encoder or None, pads, and the settings of rows
-            (`ROWS`) -> `state`, and what is `fixed` in all steps.
+            (`ROWS`, and `key`) -> `state`, and what is `fixed` in all steps.
         steps: by the number of tokens that they read: prepared parameters, state, fixed, and tokens
             [batch, length] -> `state`, and `tokens` [batch, length=1].
 
@@ -156,7 +158,7 @@ class Programs:
         if self.encodes:
             source = spec(self.sizes.tokens(self.sizes.prompt), "int32")
         rows: dict[str, Any] = {name: spec([batch], dtype) for name, dtype in ROWS.items()}
-        rows |= {"key": spec([random.KEY], "uint32"), "width": spec([], "int32")}
+        rows["key"] = spec([batch, random.KEY], "uint32")
         return [params, source, spec([batch], "int32"), rows]
 
     def _prepare(self, params: Any) -> dict[str, Any]:
@@ -200,7 +202,8 @@ class Programs:
         filters = self._filters
         options: dict[str, Any] = {n: fixed[n] for n in ("top_k", "top_p", "min_p") if n in filters}
         if "noise" in filters:
-            key = random.fold_in(fixed["key"], read.start - fixed["width"])
+            written = read.start - read.pads - fixed["read"]  # tokens of each row
+            key = random.fold_in(fixed["key"], written)
             options["noise"] = nn.row_noise(key, fixed["number"], self._vocab)
             options["temperature"] = fixed["temperature"]
         chosen = nn.sample(scores, self._vocab, **options)

@@ -5,7 +5,7 @@ Prompts of different lengths end at one position: shorter ones begin with pads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from meshdsl.generation.programs import ROWS, Programs, Sizes
 from meshdsl.generation.sampling import Sampling
 from meshdsl.models.model import Model
 from meshdsl.ops import random
-from meshdsl.tensors.named_array import named
+from meshdsl.tensors.named_array import NamedArray, named
 
 _CHUNK = 128  # the most tokens of a prompt that are read at once, by default
 _TOKENS = ["batch", "length"]
@@ -60,22 +60,24 @@ def check_prompts(prompts: Sequence[Sequence[int]], most: int, most_tokens: int)
             )
 
 
-def settings(samplings: Sequence[Sampling], numbers: Sequence[int]) -> dict[str, NDArray]:
-    """Returns the settings of rows (`ROWS`), by name, each [batch]."""
+def settings(samplings: Sequence[Sampling], numbers: Sequence[int]) -> dict[str, NamedArray]:
+    """Returns the settings of rows that do not depend on prompts, by name: `ROWS`, and `key`."""
     rows = {
-        name: np.array([getattr(each, name) for each in samplings], dtype)
+        name: named(np.array([getattr(each, name) for each in samplings], dtype), ["batch"])
         for name, dtype in ROWS.items()
-        if name != "number"
+        if name not in ("number", "read")
     }
-    return rows | {"number": np.array([number % 2**32 for number in numbers], np.uint32)}
+    keys = np.stack([np.asarray(random.key(each.seed)) for each in samplings])
+    rows["key"] = named(keys, ["batch", random.KEY.name])
+    rows["number"] = named(np.array([n % 2**32 for n in numbers], np.uint32), ["batch"])
+    return rows
 
 
 def read_prompts(
     programs: Programs,
     params: Any,
     prompts: Sequence[Sequence[int]],
-    rows: dict[str, NDArray],
-    seed: int = 0,
+    rows: Mapping[str, NamedArray],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Reads prompts, one for each row.
 
@@ -97,8 +99,9 @@ def read_prompts(
         longest = max(map(len, prompts))
         text, pads = _aligned_right(prompts, -(-longest // sizes.chunk) * sizes.chunk)
         source = None
-    fixed: dict[str, Any] = {name: named(array, ["batch"]) for name, array in rows.items()}
-    fixed |= {"key": random.key(seed), "width": named(np.int32(text.shape[1]), [])}
+    # The pads of an encoder's prompt are none of the decoder's.
+    before = np.full(len(prompts), text.shape[1], np.int32) - (0 if programs.encodes else pads)
+    fixed = {**rows, "read": named(before, ["batch"])}
     given = None if source is None else named(source, _TOKENS)
     begun = programs.begin(params, given, named(pads, ["batch"]), fixed)
     read: dict[str, Any] = begun

@@ -89,7 +89,7 @@ class Writer:
         spare = self.sizes.batch - count
         rows, numbers = [*prompts, *[prompts[0][-1:]] * spare], [*numbers, *[0] * spare]
         given = settings([self.sampling] * len(rows), numbers)
-        read, fixed = read_prompts(self.programs, self._params, rows, given, self.sampling.seed)
+        read, fixed = read_prompts(self.programs, self._params, rows, given)
         state, following = read["state"], read["tokens"]
         for _ in range(self.new_tokens - 1):
             tokens = following

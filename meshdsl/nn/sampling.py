@@ -26,6 +26,7 @@ def row_noise(key: md.Tensor, rows: md.Tensor, over: Dimension) -> md.Tensor:
     same number. `md.argmax(scores + noise, "vocab")` draws from softmax(scores).
 
     Args:
+        key: one for all rows, or one for each, [*rows, random_key].
         rows: integers, the numbers of the rows. Those that differ by a multiple of
             2**32 / gcd(2**32, over.size) have the same noise.
     """

@@ -42,7 +42,11 @@ def _rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
 
 def _fold_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
     source, number = inputs
-    _check_key(source)
+    own = source.shape.without([KEY.name])
+    if source.dtype != _UINT32 or source.shape != Shape([*own, KEY]):
+        _check_key(source)
+    if missing := [str(dim) for dim in own if number.shape.find(dim.name) != dim]:
+        raise ValueError(f"the numbers {number} need the dims of the keys: {', '.join(missing)}")
     return [(Shape([*number.shape, KEY]), _UINT32)]
 
 
@@ -104,6 +108,7 @@ def fold_in(source: Tensor, number: int | Tensor) -> Tensor:
     """Returns the key of a number: `md.random.fold_in(key, step)`; different for each number.
 
     Args:
+        source: a key; or a tensor of keys, [..., random_key], with dims of `number`.
         number: one whole number, or a tensor of them for a key each. Of 64-bit numbers the lower 32
             bits count.
 
@@ -111,7 +116,8 @@ def fold_in(source: Tensor, number: int | Tensor) -> Tensor:
         [*number's dims, random_key].
 
     Raises:
-        ValueError: the number is not a whole one, or `source` is no key.
+        ValueError: the number is not a whole one, `source` is no key, or keys have a dim that the
+            numbers lack.
     """
     if isinstance(number, int) and not isinstance(number, bool):
         number = full([], number % 2**32, _UINT32)

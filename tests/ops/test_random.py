@@ -160,6 +160,20 @@ def test_keys_folded_in_are_those_of_each_number_apart():
     assert np.array_equal(wide[0], together)
 
 
+@pytest.mark.parametrize("backend", ["numpy", "jax", "tf"])
+def test_each_number_can_be_folded_into_a_key_of_its_own(backend):
+    seeds = [3, 2**40 + 1, 5]
+    keys = md.named(np.stack([md.random.key(seed).data for seed in seeds]), ["row", "random_key"])
+    numbers = md.named(np.arange(12, dtype=np.int32).reshape(4, 3), ["vocab", "row"])
+    found = run(md.random.fold_in, keys, numbers, backend=backend)
+    assert found.shape.names == ("vocab", "row", "random_key")
+    for row, seed in enumerate(seeds):
+        column = md.named(numbers.data[:, row], ["vocab"])
+        alone = run(md.random.fold_in, md.random.key(seed), column)
+        assert np.array_equal(np.asarray(found)[:, row], alone)
+    assert "the numbers" in message(md.random.fold_in, keys, 3)
+
+
 def test_the_key_of_a_name_depends_on_nothing_but_the_name():
     def some(key):
         return md.random.split(key, ["params", "dropout"])
@@ -381,9 +395,11 @@ def test_sizes_that_do_not_divide_change_nothing(mesh, layout, backend):
     odd, wide = md.dims(a=5, b=7)
 
     def draw(key, numbers):
+        outer = md.outer(md.add, 7 * md.arange(wide), numbers)
         keys = md.random.split(key, ["one", "two"])
         return {
             "folded": md.random.fold_in(key, numbers),
+            "folded twice": md.random.fold_in(md.random.fold_in(key, numbers), outer),
             "stacked": md.random.split(key, odd),
             "bits": md.random.bits(keys["one"], [odd, wide]),
             "randint": md.random.randint(keys["two"], -5, 17, [odd, wide]),

@@ -27,7 +27,9 @@ def _threefry(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any
         jnp.broadcast_to(align(xp, a, v.local, shape), shape.sizes)
         for a, v in zip((high, low), instruction.inputs[1:], strict=True)
     )
-    first, second = _words(key[0], key[1], high, low)
+    own = instruction.inputs[0].local.without(["random_key"])
+    words = [align(xp, key[..., i], own, shape) if own else key[i] for i in (0, 1)]
+    first, second = _words(*words, high, low)
     pairs = parameters_of(instruction, RandomBits)["pairs"]
     return jnp.stack([first, second], -1) if pairs else first ^ second
 

@@ -22,7 +22,8 @@ def _threefry(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.
         align(xp, a, v.local, shape)
         for a, v in zip((high, low), instruction.inputs[1:], strict=True)
     )
-    words = [key[:, i].reshape(-1, *(1,) * len(shape)) for i in (0, 1)]
+    own = instruction.inputs[0].local.without(["random_key"])
+    words = [align(xp, key[..., i], own, shape) for i in (0, 1)]
     full = (machine.mesh.size, *shape.sizes)
     high, low = np.broadcast_to(high, full), np.broadcast_to(low, full)
     first, second = threefry2x32(words[0], words[1], high, low)

@@ -48,7 +48,9 @@ def _threefry(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.
         tf.broadcast_to(align(xp, a, v.local, shape), shape.sizes)
         for a, v in zip((high, low), instruction.inputs[1:], strict=True)
     )
-    words = threefry2x32(*map(_Word, (key[0], key[1], high, low)))
+    own = instruction.inputs[0].local.without(["random_key"])
+    keys = [align(xp, key[..., i], own, shape) for i in (0, 1)]
+    words = threefry2x32(*map(_Word, (*keys, high, low)))
     first, second = (word.bits for word in words)
     if parameters_of(instruction, RandomBits)["pairs"]:
         return tf.stack([first, second], -1)
