@@ -7,14 +7,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshdsl import nn, ops
-from meshdsl.generation.sampling import Sampling
 from meshdsl.layouts.layout import Layout, LayoutLike
 from meshdsl.layouts.mesh import MeshLike
 from meshdsl.layouts.validate import LayoutWarning
@@ -77,7 +76,11 @@ class Place:
     options: Options | None = None
 
     def compiled(
-        self, function: Callable, arguments: Sequence[Any], donate: str = "", main: bool = False
+        self,
+        function: Callable,
+        arguments: Sequence[Any],
+        donate: str | Sequence[str] = (),
+        main: bool = False,
     ) -> Compiled:
         """Returns a compiled function.
 
@@ -99,7 +102,7 @@ class Place:
             self.mesh,
             Layout(rules) if self.mesh is not None else None,
             self.backend,
-            donate=donate or (),
+            donate=donate,
             options=self.options,
         )
         with warnings.catch_warnings():
@@ -117,19 +120,31 @@ class Programs:
         start: the token that the decoder then begins with; None: the last one of the prompt.
         like: dims and dtypes of the parameters.
         state: dims and dtypes of the state.
+        fixed: those of what is fixed in all steps.
         prepare: parameters -> those that the other programs read.
         begin: prepared parameters, the tokens of an encoder or None, pads, and the settings of rows
             (`ROWS`, and `key`) -> `state`, and what is `fixed` in all steps.
         steps: by the number of tokens that they read: prepared parameters, state, fixed, and tokens
             [batch, length] -> `state`, and `tokens` [batch, length=1].
 
+    Args:
+        filters: what steps compute to choose tokens; see `Sampling.filters`.
+        lengths: how many tokens steps read. None: one, and a chunk of a prompt.
+
     Raises:
         ValueError: the layout or the mesh do not fit.
     """
 
-    def __init__(self, model: Model, sampling: Sampling, sizes: Sizes, place: Place) -> None:
+    def __init__(
+        self,
+        model: Model,
+        filters: Collection[str],
+        sizes: Sizes,
+        place: Place,
+        lengths: Collection[int] | None = None,
+    ) -> None:
         assert model.decoding is not None
-        self._decoding, self._filters, self.sizes = model.decoding, sampling.filters, sizes
+        self._decoding, self._filters, self.sizes = model.decoding, filters, sizes
         self.encodes, self.start = model.decoding.empty is None, model.decoding.start
         self._vocab = Dimension("vocab", model.config.vocab)
         self.like: Any = spec_of(model.init)
@@ -137,7 +152,9 @@ class Programs:
         begin = self._begin_arguments(prepared)
         begun = _result(self._begin, *begin)
         self.state: Any = begun["state"]
-        lengths = {1, sizes.chunk} if self._decoding.empty else {1}
+        self.fixed: Any = begun["fixed"]
+        if lengths is None:
+            lengths = {1, sizes.chunk} if self._decoding.empty else {1}
         self.steps: dict[int, Compiled] = {}
         with warnings.catch_warnings():
             for length in sorted(lengths):
@@ -221,7 +238,7 @@ class BeamPrograms(Programs):
 
     def __init__(self, model: Model, beams: int, sizes: Sizes, place: Place) -> None:
         self._beams, self._ranked = beams, min(2 * beams, model.config.vocab)
-        super().__init__(model, Sampling(temperature=0), sizes, place)
+        super().__init__(model, frozenset(), sizes, place)
         rows = spec([Dimension("batch", sizes.batch)], "int32")
         self.reorder = place.compiled(self._reorder, [self.state, rows], "state")
 

@@ -5,7 +5,7 @@ Prompts of different lengths end at one position: shorter ones begin with pads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,17 @@ def read_prompts(
     Returns:
         What the step after the last of their tokens gives, and what is `fixed` in all steps.
     """
+    *_, read = in_chunks(programs, params, prompts, rows)
+    return read, read["fixed"]
+
+
+def in_chunks(
+    programs: Programs,
+    params: Any,
+    prompts: Sequence[Sequence[int]],
+    rows: Mapping[str, NamedArray],
+) -> Iterator[dict[str, Any]]:
+    """Reads prompts as `read_prompts`, and yields what each step gives, with what is `fixed`."""
     sizes = programs.sizes
     if programs.encodes and programs.start is not None:
         source, pads = _aligned_right(prompts, sizes.prompt)
@@ -109,7 +120,7 @@ def read_prompts(
     for first in range(0, text.shape[1], size):
         piece = named(text[:, first : first + size], _TOKENS)
         read = programs.steps[size](params, read["state"], begun["fixed"], piece)
-    return read, begun["fixed"]
+        yield {**read, "fixed": begun["fixed"]}
 
 
 def _aligned_right(

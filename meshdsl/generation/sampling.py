@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+FILTERS = frozenset(["noise", "top_k", "top_p", "min_p", "repetition_penalty"])
+
 
 @dataclass(frozen=True)
 class Sampling:

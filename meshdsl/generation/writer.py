@@ -57,7 +57,7 @@ class Writer:
         self.sampling = sampling or Sampling()
         self.prompt_tokens, self.new_tokens = prompt_tokens, new_tokens
         self.sizes = sizes_of(model, prompt_tokens, new_tokens, batch_size, chunk)
-        self.programs = Programs(model, self.sampling, self.sizes, place or Place())
+        self.programs = Programs(model, self.sampling.filters, self.sizes, place or Place())
         self._params: Any = None
 
     @property

@@ -1,0 +1,165 @@
+"""Texts that join and leave the rows of a batch, against the same texts written alone."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from meshdsl import models
+from meshdsl.generation import RowWriter, Sampling, Writer
+from tests.generation.test_writer import PLACES, SIZES, trained
+
+DRAWS = [
+    Sampling(temperature=0),
+    Sampling(seed=3),
+    Sampling(0.8, top_k=20, seed=4),
+    Sampling(1.1, top_p=0.9, seed=2**40),
+    Sampling(0.9, min_p=0.02, seed=5),
+    Sampling(0.8, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.3, seed=3),
+    Sampling(temperature=0, repetition_penalty=1.5),
+]
+CONTEXT = 16
+FAMILIES = {
+    "gpt_mini": SIZES,
+    "learned": f"{SIZES},positions=learned,max_length=16",
+    "window": f"{SIZES},window=4",
+    "latent": f"{SIZES},kv=4,kv_rank=8,query_rank=8,rotary_kv=4,window=4",
+    "experts": SIZES,
+    "t5_mini": f"{SIZES},kv=4",
+    "t5 with a start": f"{SIZES},kv=4,decoder_start=0",
+}
+NAMES = {"latent": "deepseek_mini", "experts": "mixtral_mini", "t5 with a start": "t5_mini"}
+
+
+def family(name):
+    return trained(NAMES.get(name, name if "mini" in name else "gpt_mini"), FAMILIES[name])
+
+
+def asked(count, seed=0):
+    """Returns prompts, how their tokens are chosen, and how many are written, all unlike."""
+    rng = np.random.default_rng(seed)
+    for number in range(count):
+        prompt = rng.integers(0, 61, rng.integers(1, 10)).tolist()
+        most = 16 if number == 1 else int(rng.integers(1, 8))
+        most = min(most, CONTEXT - len(prompt))
+        yield prompt, DRAWS[number % len(DRAWS)], most
+
+
+def alone(model, place, texts):
+    """Returns the tokens of texts, each written by itself."""
+    loaded, params = model
+    found = []
+    for _, group in itertools.groupby(sorted(enumerate(texts), key=kind), kind):
+        group = list(group)
+        sampling, sizes = group[0][1][1], {"prompt_tokens": 9, "new_tokens": 8, "chunk": 4}
+        if group[0][1][2] > 8:
+            sizes |= {"prompt_tokens": len(group[0][1][0]), "new_tokens": group[0][1][2]}
+        writer = Writer(loaded, sampling=sampling, place=place, **sizes)
+        writer.load(params)
+        for number, (prompt, _, most) in group:
+            tokens = itertools.islice(writer.write([prompt]), most)
+            found.append((number, [int(token) for (token,) in tokens]))
+    return [tokens for _, tokens in sorted(found)]
+
+
+def kind(numbered):
+    _, (_, sampling, most) = numbered
+    return most > 8, DRAWS.index(sampling)
+
+
+def continuous(writer, texts):
+    """Returns the tokens of texts that join as soon as a row is free, reading between steps."""
+    waiting = list(enumerate(texts))[::-1]
+    written = [[] for _ in texts]
+    rows, reading = [None] * writer.rows, None
+    while waiting or reading or any(row is not None for row in rows):
+        if reading is None and waiting and None in rows:
+            number, (prompt, sampling, most) = waiting.pop()
+            reading = number, most, writer.read(prompt, sampling), None
+        if reading is not None:
+            number, most, pieces, latest = reading
+            following = next(pieces, None)
+            reading = number, most, pieces, following
+            if following is None:
+                written[number].append(latest.first)
+                if most > 1:
+                    row = rows.index(None)
+                    rows[row] = number
+                    writer.join(latest, row)
+                reading = None
+        if any(row is not None for row in rows):
+            tokens = np.asarray(writer.step())[:, 0]
+            for row, number in enumerate(rows):
+                if number is not None:
+                    written[number].append(int(tokens[row]))
+                    if len(written[number]) == texts[number][2]:
+                        rows[row] = None
+    return written
+
+
+def check(model, place, rows=3, count=9):
+    texts = list(asked(count))
+    writer = RowWriter(model[0], context=CONTEXT, rows=rows, place=place, chunk=4)
+    writer.load(model[1])
+    assert continuous(writer, texts) == alone(model, place, texts)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_texts_that_join_and_leave_are_those_written_alone(name):
+    check(family(name), PLACES["one device"])
+
+
+@pytest.mark.parametrize("where", ["tensor parallel", "flash-decoding"])
+def test_layouts_split_the_rows_and_caches_of_joining_texts(where):
+    check(trained(), PLACES[where], rows=4, count=6)
+
+
+@pytest.mark.slow
+def test_the_jax_backend_joins_texts():
+    check(trained(), PLACES["jax"], rows=4, count=3)
+
+
+def test_a_row_of_a_text_that_has_ended_may_wait_for_long():
+    model, params = trained("gpt_mini", FAMILIES["learned"])
+    writer = RowWriter(model, context=CONTEXT, rows=2, place=PLACES["one device"], chunk=4)
+    writer.load(params)
+    for _ in range(3 * CONTEXT):
+        writer.step()
+    texts = list(asked(2))
+    written = continuous(writer, texts)
+    assert written == alone((model, params), PLACES["one device"], texts)
+    assert int(writer._state["cache"].start) < 4 * CONTEXT
+
+
+def test_nothing_is_compiled_after_the_writer_is_made(monkeypatch):
+    from meshdsl.running.jit import Jitted
+
+    model, params = trained()
+    writer = RowWriter(model, context=CONTEXT, rows=2, place=PLACES["one device"], chunk=4)
+    monkeypatch.setattr(Jitted, "_compile", None)
+    monkeypatch.setattr(Jitted, "_lower", None)
+    writer.load(params)
+    assert all(continuous(writer, list(asked(7))))
+
+
+def test_mistakes_have_messages():
+    def message(function, *arguments, **options):
+        with pytest.raises(ValueError) as error:
+            function(*arguments, **options)
+        return str(error.value)
+
+    learned = models.load("gpt_mini", FAMILIES["learned"])
+    assert message(RowWriter, learned, context=17) == (
+        "gpt_mini has learned max_length=16 positions, too few for a text of 17 tokens"
+    )
+    assert "bert_mini does not write text" in message(
+        RowWriter, models.load("bert_mini"), context=4
+    )
+    writer = RowWriter(trained()[0], context=4, rows=1, place=PLACES["one device"])
+    assert message(lambda: next(writer.read([1], DRAWS[0]))) == (
+        "the writer has no parameters: load(params) first"
+    )
+    assert message(lambda: next(writer.read([1] * 5, DRAWS[0]))) == (
+        "prompt 0 has 5 tokens; the writer takes 1 to 4"
+    )
+    assert writer.room(3) == 1
