@@ -11,6 +11,7 @@ from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
 DOCS = ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.29"]
+SERVE = ["jinja2>=3.1.6", "starlette>=1.0", "uvicorn>=0.40"]
 
 setup(
     name="meshdsl",
@@ -58,10 +59,12 @@ setup(
         "data": ["pyarrow>=18", "tokenizers>=0.21"],
         "tpu": ["libtpu>=0.0.42"],
         "plot": ["matplotlib>=3.9"],
+        "serve": SERVE,
         "hf": ["tokenizers>=0.21", "torch>=2.6", "transformers>=5"],  # the judge of our tests
         "docs": DOCS,
         "test": [
             *DOCS,
+            *SERVE,
             "basedpyright>=1.29",
             "hypothesis>=6.100",
             "keras-hub>=0.32",

@@ -56,6 +56,7 @@ USES = (
     Use("--backend=tf", ("tensorflow|tensorflow-cpu",), "-e '.[tf]'"),
     Use("--tokenizer, and .parquet of --data", ("pyarrow", "tokenizers"), "-e '.[data]'"),
     Use("`meshdsl plot`", ("matplotlib",), "-e '.[plot]'"),
+    Use("`meshdsl serve`", ("jinja2", "starlette", "uvicorn"), "-e '.[serve]'"),
     Use("optax's optimizers", ("optax",), "optax"),
     Use("profiles in TensorBoard", ("tensorboard", "xprof"), "tensorboard xprof"),
     Use("the documentation", ("mkdocs-material", "mkdocstrings-python"), "-e '.[docs]'"),

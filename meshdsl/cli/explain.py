@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from meshdsl.cli import job as jobs
-from meshdsl.cli.calibrated import check_machine
+from meshdsl.cli.mistakes.calibrated import check_machine
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.planning.automatic import described_machine, settled
 from meshdsl.cli.planning.changes import changes_of

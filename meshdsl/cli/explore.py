@@ -16,7 +16,6 @@ from typing import Any
 from absl import flags as absl_flags
 
 from meshdsl.cli import flags
-from meshdsl.cli.calibrated import check_machine
 from meshdsl.cli.exploring.computing import Computer, Impossible, prepare
 from meshdsl.cli.exploring.points import (
     by_turns,
@@ -27,6 +26,7 @@ from meshdsl.cli.exploring.points import (
     of_search,
     on_meshes,
 )
+from meshdsl.cli.mistakes.calibrated import check_machine
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.plan import machine_of
 from meshdsl.cli.planning.interrupting import interruptible

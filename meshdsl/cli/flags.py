@@ -270,6 +270,19 @@ FLAGS: dict[str, Flag] = {
         str,
         "A text ends before this string (\\n is a new line); several: the flag again.",
     ),
+    "host": (
+        "127.0.0.1",
+        str,
+        "Address on which `serve` listens, without passwords. The default is for programs on this "
+        "machine alone.",
+    ),
+    "port": ("8000", whole(0), "Port of it; 0: one that is free."),
+    "waiting": ("64", whole(0), "How many texts may wait for `serve`; it refuses more."),
+    "chat_template": (
+        None,
+        str,
+        "Jinja file that makes a text of a chat's messages. Default: the tokenizer's, beside it.",
+    ),
     "out": (
         None,
         str,

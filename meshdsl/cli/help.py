@@ -119,6 +119,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "length_penalty",
         "stop",
     ),
+    "serving": ("host", "port", "waiting", "chat_template"),
     "export": ("out", "step", "format", "dtype", "max_shard_size"),
 }
 _STEP = ("model", "devices and layout", "bytes, memory and time", "numbers", "optimizer")
@@ -259,6 +260,18 @@ HELP: Mapping[str, Help] = {
             "Write lines of JSON for a file of prompts, with split caches:": "--workdir=runs/first "
             '--prompts=prompts.jsonl --out=texts.jsonl --mesh_shape="data:2,model:4" '
             '--layout="batch:data; memory_length:model"',
+        },
+    ),
+    "serve": Help(
+        "workdir init_from host port batch_size length waiting chat_template mesh_shape layout",
+        ("serving", "devices and layout"),
+        also="model model_args policy step tokenizer end_token override",
+        examples={
+            "Answer with a run's latest checkpoint, on port 8000 of this machine:": ""
+            "--workdir=runs/first",
+            "Sixteen texts at once, of 4,096 tokens each, on four devices:": ""
+            "--init_from=models/Qwen3-4B --batch_size=16 --length=4096 --mesh_shape=model:4 "
+            '--layout="heads:model; d_ff:model; vocab:model"',
         },
     ),
     "evaluate": Help(

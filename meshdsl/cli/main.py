@@ -36,6 +36,7 @@ COMMANDS = {
     "sweep": "Rank many meshes and layouts by what a training step costs under each.",
     "calibrate": "Measure the devices at hand, for `explain` and `sweep` to take times from.",
     "generate": "Write text with a trained model.",
+    "serve": "Answer requests of OpenAI's API with a trained model.",
     "evaluate": "Score text with a trained model: loss and perplexity.",
     "export": "Write the parameters of a checkpoint as safetensors.",
     "runs": "List runs, the best first, and how their settings differ: meshdsl runs runs/*.",

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from meshdsl.cli import flags as all_flags
-from meshdsl.cli.calibrated import check_machine
 from meshdsl.cli.flags import Mistake
+from meshdsl.cli.mistakes.calibrated import check_machine
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.planning.interrupting import interruptible
 from meshdsl.cli.planning.searched import (

@@ -18,7 +18,7 @@ from typing import Any
 from absl import flags as absl_flags
 
 from meshdsl.cli import flags
-from meshdsl.cli.calibrated import check_machine
+from meshdsl.cli.mistakes.calibrated import check_machine
 from meshdsl.cli.mistakes.problems import Problems, UsageError
 from meshdsl.cli.sweeping.measures import Asked, Setup, Subject, Timed, Turn, prepare
 from meshdsl.cli.sweeping.progress import Progress

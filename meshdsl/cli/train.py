@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from meshdsl.cli import job as jobs
-from meshdsl.cli.calibrated import check_machine
 from meshdsl.cli.flags import FLAGS, as_configuration
 from meshdsl.cli.help import HELP
 from meshdsl.cli.mistakes import early_checks as early
+from meshdsl.cli.mistakes.calibrated import check_machine
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.parsing.record_flags import values_of
 from meshdsl.cli.planning.automatic import machine_at_hand, settled

@@ -195,6 +195,12 @@ class RowWriter:
         self._state, self._fixed = begun["state"], begun["fixed"]
         self._tokens = named(np.zeros((count, 1), np.int32), ["batch", "length"])
 
+    def warm_up(self) -> None:
+        """Runs every program once, so that no text waits for what happens at the first run."""
+        (*_, prompt) = self.read([0], Sampling())
+        self.join(prompt, 0)
+        np.asarray(self.step())
+
     def room(self, prompt_tokens: int) -> int:
         """Returns the most tokens that are written after a prompt of some tokens."""
         return self.context if self.programs.encodes else self.context - prompt_tokens

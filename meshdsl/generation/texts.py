@@ -7,7 +7,7 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -23,6 +23,7 @@ class Text:
 
     Attributes:
         prompt: what it follows.
+        ends: tokens that end it, beside the tokenizer's end token.
         tokens: those written, without the one that ended the text.
         written: the text so far, up to what may still change.
         finish: "end" (the tokenizer's end token), "stop" (a stop string), "length" (the
@@ -32,6 +33,7 @@ class Text:
     prompt: str
     tokenizer: Tokenizer
     stop: Sequence[str] = ()
+    ends: Collection[int] = ()
     tokens: list[int] = field(default_factory=list)
     written: str = ""
     finish: Literal["end", "stop", "length"] | None = None
@@ -41,7 +43,7 @@ class Text:
 
     def add(self, token: int) -> str:
         """Adds the next token; returns the text that is certain with it."""
-        if token == self.tokenizer.end:
+        if token == self.tokenizer.end or token in self.ends:
             return self.close("end")
         self.tokens.append(token)
         return self._up_to_stop(self._fresh())

@@ -1,0 +1,161 @@
+"""`meshdsl serve`: OpenAI's API over HTTP, answered with a trained model."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from meshdsl.cli import job as jobs
+from meshdsl.cli.checkpointed import (
+    check_mesh_and_out,
+    loaded,
+    model_of,
+    stored_params,
+    tokenizer_of,
+    weights_of,
+)
+from meshdsl.cli.flags import Mistake
+from meshdsl.cli.mistakes.problems import Problems
+from meshdsl.cli.parsing.record_flags import values_of
+from meshdsl.lowering.options import Options
+from meshdsl.training.reporting.output import tell
+
+if TYPE_CHECKING:
+    from meshdsl.generation.serving.chat import Template
+    from meshdsl.models import Model
+
+_ROWS, _CONTEXT = 8, 1024  # by default
+_GRACE = 5  # seconds in which texts may come to their ends when the server stops
+
+
+def main(values: flags.FlagValues, problems: Problems) -> int:
+    """Runs the command until it is interrupted.
+
+    Raises:
+        ValueError: the user's mistakes, as many as possible in one error.
+    """
+    server = _server_of(problems)
+    jobs.use_host_devices(values.host_devices if isinstance(values.host_devices, int) else None)
+    stored = stored_params(values, problems)
+    weights = weights_of(values, problems)
+    model = model_of(values, problems)
+    tokenizer = tokenizer_of(values, model, problems)
+    template = _template(values, problems)
+    check_mesh_and_out(values, problems)
+    context = _context(values, model, problems)
+    problems.check()
+    assert model is not None and tokenizer is not None
+    listener = _listener(values.host, values.port)
+
+    from meshdsl.generation import Place, RowWriter
+    from meshdsl.generation.serving import Engine
+    from meshdsl.generation.serving.app import Service, application
+    from meshdsl.generation.serving.chat import ends_of
+
+    place = Place(
+        values.mesh_shape, values.layout, values.backend, Options(**values_of(Options, values))
+    )
+    writer = RowWriter(model, context=context, rows=values.batch_size or _ROWS, place=place)
+    like, places = writer.programs.like, writer.programs.places()
+    writer.load(loaded(stored, weights, like, places))
+    writer.warm_up()
+    name = Path(values.workdir or values.init_from).expanduser().resolve().name
+    ends = ends_of(tokenizer, values.tokenizer) if values.tokenizer else frozenset[int]()
+    service = Service(Engine(writer, values.waiting), tokenizer, name, template, ends)
+    address = f"http://{_written(values.host)}:{listener.getsockname()[1]}/v1"
+    tell(
+        f"{name} answers at {address}: {writer.rows} texts at once, of {context:,} tokens each; "
+        f"{values.waiting} more may wait. Ctrl-C ends it"
+    )
+    server(application(service)).run(sockets=[listener])
+    if service.engine.error is not None:
+        raise service.engine.error
+    return 0
+
+
+def _server_of(problems: Problems) -> Any:
+    """Returns a function from an application to its server."""
+    try:
+        import starlette  # noqa: F401  # the application needs it
+        import uvicorn
+    except ImportError:
+        problems.add("`serve` needs Starlette and Uvicorn: pip install 'meshdsl[serve]'")
+        return None
+
+    def server(application: Any) -> Any:
+        return uvicorn.Server(
+            uvicorn.Config(
+                application,
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=_GRACE,
+            )
+        )
+
+    return server
+
+
+def _template(values: flags.FlagValues, problems: Problems) -> Template | None:
+    """Returns the template of chats, if there is one."""
+    from meshdsl.generation.serving.chat import load_template, template_beside
+
+    with problems.caught("--chat_template"):
+        path = values.chat_template
+        if path is None and isinstance(values.tokenizer, str):
+            path = template_beside(values.tokenizer)
+        return None if path is None else load_template(path)
+    return None
+
+
+def _context(values: flags.FlagValues, model: Model | None, problems: Problems) -> int:
+    """Returns the most tokens of a prompt and its text; checks that the model has room for them."""
+    from meshdsl.generation.reading import check_writes
+
+    if model is None or isinstance(values.length, Mistake):
+        return 0
+    with problems.caught("--model"):
+        check_writes(model)
+    problems.check()
+    assert model.decoding is not None
+    most = model.decoding.max_length
+    if not values["length"].present:
+        return min(_CONTEXT, most or _CONTEXT)
+    if most is not None and values.length > most:
+        problems.add(
+            f"--length={values.length}: {values.model} has positions for {most:,} tokens; take "
+            f"--length={most}"
+        )
+    return int(values.length)
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """Returns a socket that listens.
+
+    Raises:
+        ValueError: the address is no address of this machine, or is taken.
+    """
+    kind = socket.SOCK_STREAM
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_PASSIVE)[0]
+        listener = socket.create_server((address[0], port), family=family)
+    except (OSError, OverflowError, UnicodeError) as error:
+        number = (isinstance(error, OSError) and error.errno) or 0
+        reason = os.strerror(number) if number > 0 else str(error)
+        raise ValueError(f"cannot listen on --host={host} --port={port}: {reason}") from None
+    if not ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback:
+        tell(
+            f"meshdsl serve: warning: --host={host}: every machine that reaches this one can use "
+            "the model; there are no passwords",
+            error=True,
+        )
+    return listener
+
+
+def _written(host: str) -> str:
+    """Returns a host as addresses of HTTP have it."""
+    return f"[{host}]" if ":" in host else host

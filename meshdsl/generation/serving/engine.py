@@ -1,0 +1,235 @@
+"""Engine: a thread that writes the texts of many requests, with a fixed number of rows.
+
+A request waits in a queue, its prompt is read chunk by chunk between the steps of other texts, and
+its text is written in a free row.
+
+Guarantees:
+    A text is the one that `write_texts` writes of its prompt alone, with the same sampling.
+    Requests are begun in the order in which they are submitted.
+    Every request that is taken gets a last event, unless it is cancelled.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from meshdsl.generation.continuous import ReadPrompt, RowWriter
+from meshdsl.generation.reading import check_prompts
+from meshdsl.generation.sampling import Sampling
+from meshdsl.generation.texts import Text
+
+Finish = Literal["end", "stop", "length", "failed"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """What has happened to a text.
+
+    Attributes:
+        piece: what is written of it since the last event; may be empty.
+        finish: why it has ended: as `Text.finish`, or "failed" (the engine has stopped). None: it
+            goes on.
+    """
+
+    piece: str
+    finish: Finish | None = None
+
+
+@dataclass(eq=False)
+class Request:
+    """A text that is asked for.
+
+    Attributes:
+        prompt: its tokens.
+        text: what is written.
+        sampling: how tokens are chosen.
+        most: the most tokens that are written, at least one.
+        listener: gets every event, on the thread of the engine.
+        number: of the text, as of `Writer.write`.
+        cancelled: nobody waits for the text any more; the engine then drops it. Any thread may say
+            so.
+        written: how many tokens have been written, the one that ends the text included.
+    """
+
+    prompt: Sequence[int]
+    text: Text
+    sampling: Sampling
+    most: int
+    listener: Callable[[Event], None]
+    number: int = 0
+    cancelled: bool = False
+    written: int = 0
+    _begun: int = field(default=0, repr=False)  # tokens whose step has begun
+
+    def _add(self, token: int) -> None:
+        """Adds the next token to the text, and tells the listener what is new."""
+        self.written += 1
+        piece = self.text.add(token)
+        if self.text.finish is None and self.written == self.most:
+            piece += self.text.close("length")
+        if piece or self.text.finish:
+            self.listener(Event(piece, self.text.finish))
+
+    @property
+    def _over(self) -> bool:
+        return self.cancelled or self.text.finish is not None
+
+
+class Full(Exception):
+    """As many requests wait as may wait."""
+
+
+class Stopped(Exception):
+    """The engine takes no requests any more."""
+
+
+class Engine:
+    """Writes the texts of requests on a thread of its own.
+
+        engine = Engine(writer, waiting=64)
+        engine.start()
+        engine.submit([Request(prompt, Text("", tokenizer), Sampling(), 50, print)])
+
+    Args:
+        writer: has parameters.
+        waiting: how many requests may wait for a row.
+
+    Attributes:
+        error: what has stopped the engine, if an error has.
+    """
+
+    def __init__(self, writer: RowWriter, waiting: int = 64) -> None:
+        self.writer, self.waiting = writer, waiting
+        self.error: BaseException | None = None
+        self._queue: deque[Request] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._rows: list[Request | None] = [None] * writer.rows
+        self._reading: tuple[Request, Iterator[ReadPrompt], ReadPrompt | None] | None = None
+        self._ahead: tuple[Any, list[Request | None]] | None = None  # a step, and whose rows it has
+        self._thread = threading.Thread(target=self._run, name="meshdsl engine", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops the thread; texts that are not finished fail."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Takes requests: all of them or none.
+
+        Raises:
+            Full: too many requests wait.
+            Stopped: the engine is closed, or an error has stopped it.
+            ValueError: a prompt is empty, or the writer has no room for it or for its text.
+        """
+        for request in requests:
+            check_prompts([request.prompt], 1, self.writer.context)
+            room = self.writer.room(len(request.prompt))
+            if not 1 <= request.most <= room:
+                raise ValueError(
+                    f"{request.most} tokens after a prompt of {len(request.prompt)}: the writer "
+                    f"has room for 1 to {room}"
+                )
+        with self._changed:
+            if self._closed:
+                raise Stopped
+            waiting = [request for request in self._queue if not request.cancelled]
+            if len(waiting) + len(requests) > self.waiting + self.free:
+                raise Full
+            self._queue = deque([*waiting, *requests])
+            self._changed.notify()
+
+    @property
+    def free(self) -> int:
+        """How many rows no text has."""
+        return self._rows.count(None) - (self._reading is not None)
+
+    def counts(self) -> dict[str, int]:
+        """Returns how many texts are written, and how many requests wait."""
+        with self._changed:
+            waiting = sum(not request.cancelled for request in self._queue)
+        return {"running": len(self._rows) - self.free, "waiting": waiting}
+
+    def _run(self) -> None:
+        try:
+            while self._has_work():
+                self._turn()
+        except BaseException as error:  # the device is gone, or a program has failed on it
+            self.error = error
+        with self._changed:
+            self._closed = True
+            left = [*self._queue]
+            self._queue.clear()
+        left += [request for request in self._rows if request is not None]
+        left += [request for request in self._ahead[1] if request] if self._ahead else []
+        left += [self._reading[0]] if self._reading else []
+        for request in dict.fromkeys(left):
+            if not request._over:
+                request.listener(Event("", "failed"))
+
+    def _has_work(self) -> bool:
+        """Waits for work; returns whether there is any, and not the end."""
+        with self._changed:
+            while not self._closed:
+                if self._queue or self._reading or self._ahead or any(self._rows):
+                    return True
+                self._changed.wait()
+            return False
+
+    def _turn(self) -> None:
+        """Reads a chunk of a prompt, begins a step, and takes the tokens of the step before it."""
+        self._rows = [None if row is None or row._over else row for row in self._rows]
+        self._read()
+        ahead, self._ahead = self._ahead, None
+        if any(self._rows):
+            self._ahead = self.writer.step(), list(self._rows)
+            for row, request in enumerate(self._rows):
+                if request is not None:
+                    request._begun += 1
+                    if request._begun == request.most:
+                        self._rows[row] = None
+        if ahead is not None:
+            tokens = np.asarray(ahead[0])[:, 0]
+            for request, token in zip(ahead[1], tokens, strict=True):
+                if request is not None and not request._over:
+                    request._add(int(token))
+
+    def _read(self) -> None:
+        """Reads a chunk of a prompt, if a row is free for its text."""
+        if self._reading is None:
+            with self._changed:
+                while self._queue and self._queue[0].cancelled:
+                    self._queue.popleft()
+                if not self._queue or None not in self._rows:
+                    return
+                request = self._queue.popleft()
+                pieces = self.writer.read(request.prompt, request.sampling, request.number)
+                self._reading = request, pieces, None
+        request, pieces, latest = self._reading
+        if request.cancelled:
+            self._reading = None
+            return
+        read = next(pieces, None)
+        if read is not None:
+            self._reading = request, pieces, read
+            return
+        assert latest is not None  # a prompt has a token
+        self._reading, request._begun = None, 1
+        if request.most > 1:
+            row = self._rows.index(None)
+            self.writer.join(latest, row)
+            self._rows[row] = request
+        request._add(latest.first)

@@ -1,0 +1,206 @@
+"""The engine: texts of requests are those written alone; requests wait, leave and fail in order."""
+
+import queue
+import threading
+
+import numpy as np
+import pytest
+
+from meshdsl.generation import RowWriter, Sampling, Writer, write_texts
+from meshdsl.generation.serving import Engine, Event, Full, Request, Stopped
+from meshdsl.generation.texts import Text
+from meshdsl.training.data.tokenizers import Bytes
+from tests.generation.test_writer import PLACES, SIZES, trained
+
+SAMPLINGS = [
+    Sampling(temperature=0),
+    Sampling(seed=3),
+    Sampling(0.8, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.3, seed=3),
+]
+CONTEXT = 24
+MODEL = ("gpt_mini", SIZES.replace("vocab=61", "vocab=128"))
+
+
+class Short(Bytes):
+    """Bytes, one of which the model writes often enough, ends a text."""
+
+    end = 70
+
+
+class Slow:
+    """A writer whose steps wait until the test lets them."""
+
+    def __init__(self, writer):
+        self.writer, self.go = writer, threading.Semaphore(0)
+
+    def __getattr__(self, name):
+        return getattr(self.writer, name)
+
+    def step(self):
+        assert self.go.acquire(timeout=60)
+        return self.writer.step()
+
+
+def writer_of(rows=3):
+    model, params = trained(*MODEL)
+    writer = RowWriter(model, context=CONTEXT, rows=rows, place=PLACES["one device"], chunk=4)
+    writer.load(params)
+    return writer
+
+
+@pytest.fixture
+def engine():
+    made = []
+
+    def make(rows=3, waiting=64, slow=False):
+        writer = Slow(writer_of(rows)) if slow else writer_of(rows)
+        made.append(Engine(writer, waiting))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for each in made:
+        if isinstance(each.writer, Slow):
+            each.writer.go.release(10_000)
+        each.close()
+
+
+def asked(prompt, most, sampling=SAMPLINGS[0], number=0, stop=()):
+    """Returns a request, and the queue of its events."""
+    events = queue.Queue()
+    text = Text(prompt, Bytes(), stop)
+    return Request([*prompt.encode()], text, sampling, most, events.put, number), events
+
+
+def until_end(events):
+    """Returns the pieces of a text, and why it ended."""
+    pieces = []
+    while True:
+        event = events.get(timeout=60)
+        pieces.append(event.piece)
+        if event.finish:
+            return "".join(pieces), event.finish
+
+
+@pytest.mark.parametrize("tokenizer", [Bytes(), Short()], ids=["bytes", "short"])
+def test_each_text_is_the_one_written_alone(engine, tokenizer):
+    rng = np.random.default_rng(0)
+    running, requests = engine(), []
+    for number in range(18):
+        prompt = "".join(map(chr, rng.integers(97, 123, rng.integers(1, 12))))
+        request, events = asked(
+            prompt, int(rng.integers(1, 13)), SAMPLINGS[number % 3], number, stop=["a", "zz"]
+        )
+        request.text.tokenizer = tokenizer
+        requests.append((request, events))
+        running.submit([request])
+    finishes = set()
+    for at, sampling in enumerate(SAMPLINGS):
+        model, params = trained(*MODEL)
+        sizes = {"prompt_tokens": 12, "new_tokens": 12, "chunk": 4}
+        writer = Writer(model, sampling=sampling, place=PLACES["one device"], **sizes)
+        writer.load(params)
+        for request, events in requests[at::3]:
+            writer.new_tokens = request.most
+            (text,) = write_texts(
+                _Numbered(writer, request.number), tokenizer, [request.text.prompt], ["a", "zz"]
+            )
+            assert until_end(events) == (text.written, text.finish)
+            assert request.text.tokens == text.tokens
+            finishes.add(text.finish)
+    assert finishes >= {"length", "stop" if tokenizer.end == 0 else "end"}
+    assert running.counts() == {"running": 0, "waiting": 0}
+
+
+class _Numbered:
+    """A writer whose only text has another number than 0."""
+
+    def __init__(self, writer, number):
+        self.inner, self.number = writer, number
+        self.sizes, self.start = writer.sizes, writer.start
+
+    def write(self, prompts, numbers):
+        return self.inner.write(prompts, [self.number])
+
+
+def test_requests_beyond_the_queue_are_refused_all_or_none(engine):
+    running = engine(rows=1, waiting=2, slow=True)
+    first, events = asked("ab", 5)
+    running.submit([first])
+    assert events.get(timeout=60).piece  # it has the row
+    more = [asked("cd", 2)[0] for _ in range(3)]
+    with pytest.raises(Full):
+        running.submit(more)
+    running.submit(more[:2])
+    with pytest.raises(Full):
+        running.submit(more[2:])
+    more[0].cancelled = True  # makes room
+    running.submit(more[2:])
+    assert running.counts() == {"running": 1, "waiting": 2}
+
+
+def test_a_text_that_nobody_waits_for_gives_up_its_row(engine):
+    running = engine(rows=1, slow=True)
+    first, events = asked("ab", 20)
+    second, others = asked("cd", 1)
+    running.submit([first])
+    assert events.get(timeout=60).piece
+    running.submit([second])
+    first.cancelled = True
+    running.writer.go.release(2)
+    assert until_end(others)[1] == "length"
+    assert first.written < 5
+
+
+def test_a_request_is_cancelled_while_it_waits(engine):
+    running = engine(rows=1)
+    first, events = asked("ab", 3)
+    first.cancelled = True
+    second, others = asked("cd", 3)
+    running.submit([first, second])
+    assert until_end(others)[1] == "length"
+    assert events.empty()
+
+
+def test_an_error_fails_every_request_and_stops_the_engine(engine):
+    running = engine(rows=1, slow=True)
+    requests = [asked("ab", 5), asked("cd", 5)]
+    running.submit([request for request, _ in requests])
+    problem = RuntimeError("the device is gone")
+
+    def broken():
+        raise problem
+
+    running.writer.writer.step = broken
+    running.writer.go.release(1)
+    for _, events in requests:
+        assert until_end(events)[1] == "failed"
+    running.close()
+    assert running.error is problem
+    with pytest.raises(Stopped):
+        running.submit([asked("ab", 1)[0]])
+
+
+def test_closing_fails_what_is_not_finished(engine):
+    running = engine(rows=1, slow=True)
+    (first, events), (second, others) = asked("ab", 20), asked("cd", 1)
+    running.submit([first, second])
+    assert events.get(timeout=60) == Event(first.text.written)
+    closing = threading.Thread(target=running.close)
+    closing.start()
+    running.writer.go.release(10)
+    closing.join(timeout=60)
+    assert until_end(events)[1] == until_end(others)[1] == "failed"
+    assert running.error is None
+
+
+def test_what_does_not_fit_is_refused_at_once(engine):
+    running = engine()
+    for prompt, most, problem in [
+        ("", 1, "prompt 0 has 0 tokens; the writer takes 1 to 24"),
+        ("a" * 20, 5, "5 tokens after a prompt of 20: the writer has room for 1 to 4"),
+        ("a", 0, "0 tokens after a prompt of 1: the writer has room for 1 to 23"),
+    ]:
+        with pytest.raises(ValueError) as error:
+            running.submit([asked(prompt, most)[0]])
+        assert str(error.value) == problem
