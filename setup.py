@@ -59,7 +59,7 @@ setup(
         "data": ["pyarrow>=18", "tokenizers>=0.21"],
         "tpu": ["libtpu>=0.0.42"],
         "plot": ["matplotlib>=3.9"],
-        "serve": SERVE,
+        "serve": [*SERVE],
         "hf": ["tokenizers>=0.21", "torch>=2.6", "transformers>=5"],  # the judge of our tests
         "docs": DOCS,
         "test": [

@@ -91,7 +91,7 @@ def test_a_command_is_one_that_there_is(command, tmp_path, monkeypatch):
         extras = re.findall(r"\.\[(\w+)\]", " ".join(rest))
         assert all(f'"{extra}": [' in (ROOT / "setup.py").read_text() for extra in extras)
     else:
-        assert program in ("python3", "export", "mkdocs", "source", "jupyter")
+        assert program in ("python3", "curl", "export", "mkdocs", "source", "jupyter")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
