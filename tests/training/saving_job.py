@@ -8,6 +8,7 @@ state is, as checksums of whole arrays.
 import hashlib
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -40,9 +41,11 @@ def done(options):
 
     options = dict(options)
     workdir, killed_at = options.pop("workdir"), options.pop("killed_at", None)
-    once = options.pop("once", None)
+    once, full_at = options.pop("once", None), options.pop("full_at", None)
     saving, out = options.pop("saving", {}), options.pop("save_weights", None)
     batches = classifier.endless() if killed_at is None else killed(killed_at, Path(once))
+    if full_at is not None:
+        batches = filling(full_at)
     result = run(
         workdir,
         batches,
@@ -69,6 +72,17 @@ def killed(after, once):
             while not once.exists():
                 time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGKILL)
+        yield batch
+
+
+def filling(after):
+    """Yields batches; after some, no file of this process may grow, as on a full disk."""
+    from tests.training import classifier
+
+    for number, batch in enumerate(classifier.endless()):
+        if number == after:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
         yield batch
 
 

@@ -126,6 +126,18 @@ def test_each_process_saves_on_a_disk_of_its_own(together, tmp_path):
     np.testing.assert_allclose([*found.values()], whole, atol=2e-5)
 
 
+@pytest.mark.parametrize("full", [0, 1])
+def test_the_full_disk_of_one_process_is_the_message_of_both(full, start, tmp_path):
+    """Orbax would have the other wait for 20 minutes."""
+    job = {"workdir": str(tmp_path), "steps": 40, "saving": {"every": 10}, **SMALL}
+    for process in start(2, job, own={full: {"full_at": 25}}):
+        out, errors = process.communicate(timeout=300)
+        assert process.returncode == 1, (out, errors)
+        reason = "cannot save a checkpoint in {}/checkpoints: File too large"
+        assert reason.format(tmp_path) in errors, errors
+    assert 10 in steps_in(tmp_path / "checkpoints")
+
+
 @pytest.mark.slow
 def test_killed_at_any_moment_both_have_a_checkpoint_of_the_last_steps(start, tmp_path):
     """10 times; without local ones they would begin again each time, for none is persistent."""

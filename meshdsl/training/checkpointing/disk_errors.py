@@ -5,6 +5,9 @@ report what is raised, so these logs, and only these, are dropped while a folder
 write of one array fails, writes of others may still go on and meet a closed event loop. The
 interpreter prints a traceback for each of them, which is dropped as well. Threads of a failed save
 that still run are waited for, else they would report that the interpreter shuts down.
+
+Of several processes, one whose disk refuses does not come to Orbax's barriers, and the others wait
+there for 20 minutes. So it tells them, and all of them raise.
 """
 
 from __future__ import annotations
@@ -22,10 +25,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
+import jax
+
+from meshdsl.training.processes.joining import failed_elsewhere, tell_failure
+
+_REFUSED = (errno.EPERM, errno.EACCES, errno.EROFS)
+_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, *_REFUSED)
 _SYSTEM = {code: os.strerror(code) for code in _CODES}
 _JUMP = 1.0  # seconds by which the clock must be off to be reported
 _LEFT = 20.0  # seconds in which threads of a failed save end
+_WRITER = "async_save"  # Orbax's thread that waits for its writes, and logs what they raise
+_LOOK = 0.5  # seconds between two looks at whether a process has failed
 
 
 def system_error(error: BaseException | None) -> str | None:
@@ -60,15 +70,56 @@ class Writing:
 
     Attributes:
         folder: the folder of the checkpoints.
+        logs: what Orbax has logged of failures.
     """
 
     folder: Path
+    logs: Unreported = field(default_factory=lambda: Unreported([]))
     _offset: float = field(default_factory=_offset)
     _began: float = field(default_factory=time.monotonic)
 
     def begins(self) -> None:
         """Records the time at which a write begins."""
         self._offset, self._began = _offset(), time.monotonic()
+        self.logs.failure = None
+
+    def finish(self, wait: Callable[[], None]) -> None:
+        """Waits until every process has written; all must call this.
+
+        Args:
+            wait: waits for this process's writing, and for the others.
+
+        Raises:
+            ValueError: as of `reported`, in every process if one of them fails.
+        """
+        if jax.process_count() == 1:
+            with self.reported():
+                wait()
+            return
+        ended, errors = threading.Event(), list[BaseException]()
+
+        def run() -> None:
+            try:
+                wait()
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                ended.set()
+
+        # Orbax's wait cannot be interrupted; if it goes on, nothing but this thread waits for it.
+        threading.Thread(target=run, daemon=True).start()
+        try:
+            with self.reported():
+                while not ended.wait(_LOOK) and self.logs.failure is None:
+                    if reason := failed_elsewhere():
+                        raise ValueError(reason)
+                if error := self.logs.failure or next(iter(errors), None):
+                    raise error
+        except Exception as error:
+            if failed_elsewhere() is None:
+                known = isinstance(error, ValueError)
+                tell_failure(str(error) if known else f"{type(error).__name__}: {error}")
+            raise
 
     @contextmanager
     def reported(self) -> Iterator[None]:
@@ -85,7 +136,8 @@ class Writing:
                 cause = self._timeout()
             if cause is None:
                 raise
-            _wait_for_threads()
+            if jax.process_count() == 1:  # else they wait for others
+                _wait_for_threads()
             raise ValueError(
                 f"cannot save a checkpoint in {self.folder}: {cause}. Those before it are complete"
             ) from error
@@ -113,21 +165,31 @@ def _wait_for_threads() -> None:
             thread.join(max(0.0, end - time.monotonic()))
 
 
-class _Unreported(logging.Filter):
-    """Drops log records of failures that are also raised, and so reported; passes all others."""
+class Unreported(logging.Filter):
+    """Drops log records of failures that are also raised, and so reported; passes all others.
+
+    Attributes:
+        failure: the last failure of a write.
+    """
 
     def __init__(self, package: Sequence[str]) -> None:
         super().__init__()
+        self.failure: BaseException | None = None
         self._folders = tuple(os.path.join(folder, "") for folder in package)
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        if error is None or not (_of_disk(error) or _timed_out(error)):
+        if error is None:
             return True
-        if record.name == "asyncio":  # tasks of Orbax's that nobody waits for once one has failed
+        raised = _of_disk(error) or _timed_out(error)
+        if raised and record.name == "asyncio":  # tasks that nobody waits for once one has failed
             frames = traceback.walk_tb(error.__traceback__)
             return not any(self._within(frame.f_code.co_filename) for frame, _ in frames)
-        return not self._within(record.pathname)
+        if not self._within(record.pathname):
+            return True
+        if raised or threading.current_thread().name == _WRITER:
+            self.failure = error
+        return not raised
 
     def _within(self, file: str) -> bool:
         return file.startswith(self._folders)
@@ -167,8 +229,8 @@ def _wakes_a_closed_loop(failure: sys.UnraisableHookArgs) -> bool:
 
 
 @contextmanager
-def dropped_logs() -> Iterator[None]:
-    """Drops Orbax's logs of failures that are reported here, during its block.
+def dropped_logs() -> Iterator[Unreported]:
+    """Drops Orbax's logs of failures that are reported here, during its block; yields what drops.
 
     Tracebacks of writes that a failed save leaves behind are dropped from then on.
     """
@@ -176,12 +238,12 @@ def dropped_logs() -> Iterator[None]:
 
     if not isinstance(sys.unraisablehook, _LateWrites):
         sys.unraisablehook = _LateWrites(sys.unraisablehook)
-    own = _Unreported(list(orbax.checkpoint.__path__))
+    own = Unreported(list(orbax.checkpoint.__path__))
     loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
     for logger in loggers:
         logger.addFilter(own)
     try:
-        yield
+        yield own
     finally:
         for logger in loggers:
             logger.removeFilter(own)

@@ -50,8 +50,7 @@ class SharedFolder:
                 f"cannot keep checkpoints in {self.path}: {error.strerror}. Choose another folder"
             ) from error
         self._logs = ExitStack()
-        self._logs.enter_context(dropped_logs())
-        self._writing = Writing(self.path)
+        self._writing = Writing(self.path, self._logs.enter_context(dropped_logs()))
         self._seals = Seals(self.path)
 
     def steps(self) -> Sequence[int]:
@@ -118,8 +117,7 @@ class SharedFolder:
         return target
 
     def wait(self) -> None:
-        with self._writing.reported():
-            self._manager.wait_until_finished()
+        self._writing.finish(self._manager.wait_until_finished)
         self._seals.wait()
 
     def __enter__(self) -> Self:

@@ -219,6 +219,17 @@ def joined(
     _part(_PARTING)
 
 
+def tell_failure(reason: str) -> None:
+    """Tells the other processes of the job why this one is about to end, if there are any."""
+    for job, _ in _JOINED:
+        job.say(f"process {job.own}: {reason}", alone=True)
+
+
+def failed_elsewhere() -> str | None:
+    """Returns why another process of the job is about to end, if one has said so."""
+    return next((text for job, _ in _JOINED for text in [*job.failures.values()]), None)
+
+
 def _deserted(watch: Watch, error: BaseException) -> str | None:
     """Returns the message if others are gone, which explains an error of JAX's; else None."""
     job = watch.job

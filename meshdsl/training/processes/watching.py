@@ -53,6 +53,7 @@ class JobProcesses:
         listening: this process's socket, which is open as long as the process lives.
         watched: the processes that this one watches, since they answer it.
         reasons: why processes have ended, in their own words, where others' end is the cause.
+        failures: why processes are about to end by themselves, in their own words.
     """
 
     own: int
@@ -61,6 +62,7 @@ class JobProcesses:
     listening: socket.socket
     watched: tuple[int, ...] = ()
     reasons: dict[int, str] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
 
     def why(self, gone: Sequence[int], stood_still: float = 0.0, what: str = "has ended") -> str:
         """Returns why this process ends if some are gone; arguments are those of `report_ended`.
@@ -119,10 +121,17 @@ class JobProcesses:
             number, reason = said["process"], said["reason"]
             if isinstance(number, int) and isinstance(reason, str) and reason.isprintable():
                 self.reasons[number] = reason
+                if said.get("alone"):
+                    self.failures[number] = reason
 
-    def say(self, reason: str) -> None:
-        """Tells those that watch this process that it ends, and why, before it does."""
-        text = json.dumps({"process": self.own, "reason": " ".join(reason.split())}).encode()
+    def say(self, reason: str, alone: bool = False) -> None:
+        """Tells those that watch this process that it ends, and why, before it does.
+
+        Args:
+            alone: whether it ends by itself, and not since others have ended.
+        """
+        words = {"process": self.own, "reason": " ".join(reason.split()), "alone": alone}
+        text = json.dumps(words).encode()
         count = len(self.ports)
         watching = {(self.own - step) % count for step in self._steps()} - {self.own}
         with ThreadPoolExecutor(_AT_ONCE) as pool:
