@@ -17,6 +17,8 @@ from meshdsl.reports.failures.states import ON_EVERY_HOST, Failures, State
 
 _WIDTH = 120
 _HOUR = 3600.0
+_HOSTS = 4  # that are shown of a set
+_SETS = 56  # characters for the sets of a line
 
 
 def show(report: Failures, prediction: Prediction | None = None) -> str:
@@ -25,7 +27,7 @@ def show(report: Failures, prediction: Prediction | None = None) -> str:
     Args:
         prediction: what failures cost, if it is asked for.
     """
-    sections = [_head(report), _states(report), _together(report)]
+    sections = [_head(report), _states(report), _sets(report), _together(report)]
     if prediction is not None:
         sections += [_costs(report, prediction), _goodput(prediction)]
     return "\n\n".join("\n".join(section) for section in sections if section)
@@ -67,6 +69,36 @@ def _states(report: Failures) -> list[str]:
         "who holds each shard of the state: devices, and hosts",
         *table(rows, right=(1, 4, 5, 6, 7), squeezed=2, width=_WIDTH),
     ]
+
+
+def _sets(report: Failures) -> list[str]:
+    """Returns the sets of hosts that have all copies of a shard, of each state."""
+    if report.domains.count == 1:
+        return []
+    names: dict[tuple[tuple[int, ...], ...], list[str]] = {}
+    for state in report.states:
+        names.setdefault(tuple(sorted(report.domains.holders(state.axes))), []).append(state.name)
+    rows: list[Sequence[str]] = []
+    for sets, of in names.items():
+        shown: list[str] = []
+        for one in sets:
+            shown.append(_hosts(one, report.domains.count))
+            if len("; ".join(shown)) > _SETS:
+                break
+        more = [f"and {len(sets) - len(shown):,} more (--json)"] * (len(sets) > len(shown))
+        rows.append((", ".join(dict.fromkeys(of)), "; ".join([*shown, *more])))
+    return [
+        "lost together, the hosts of one of these sets take a shard with them",
+        *table(rows, right=(), squeezed=0, width=_WIDTH),
+    ]
+
+
+def _hosts(hosts: Sequence[int], count: int) -> str:
+    """Returns a set of hosts: `0+4`."""
+    if len(hosts) == count:
+        return f"all {count:,}"
+    shown = "+".join(map(str, hosts[:_HOSTS]))
+    return f"{shown}+... ({len(hosts):,} hosts)" if len(hosts) > _HOSTS else shown
 
 
 def _survived(survival: Survival) -> str:

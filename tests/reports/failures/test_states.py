@@ -1,5 +1,6 @@
 """Who holds the state of a training step, and how many bytes a lost host gets back."""
 
+import itertools
 import json
 
 import numpy as np
@@ -85,6 +86,55 @@ def test_a_lost_host_gets_back_its_different_shards(mesh, layout, devices_per_ho
     report = failures(program, devices_per_host)
     assert report.bytes_of_host == received(program, devices_per_host)
     assert report.bytes_of_device == received(program, 1)
+
+
+def lost_with(program, devices_per_host, hosts):
+    """Returns the names of tensors that have no copy of some shard once some hosts are lost."""
+    lost = set()
+    positions = list(program.mesh.coordinates())
+    left = [p for number, p in enumerate(positions) if number // devices_per_host not in hosts]
+    for value, path in zip(program.block.inputs, program.input_paths, strict=True):
+        split = [axes for _, axes in value.layout.splits]
+
+        def shards(positions, split=split):
+            return {tuple(p[axis] for axes in split for axis in axes) for p in positions}
+
+        if path in program.output_paths and shards(left) != shards(positions):
+            lost.add(path.split("/")[1])
+    return lost
+
+
+@pytest.mark.parametrize(
+    ("mesh", "layout", "devices_per_host"),
+    [
+        ("replica:2,data:4", "batch:replica+data; optimizer/embed:data", 2),
+        ("data:4,model:2", MEGATRON + "; params/embed:data", 2),
+        ("replica:2,data:2,model:2", "batch:replica+data; heads:model; optimizer/embed:data", 1),
+        ("data:5", "batch:data; optimizer/embed:data", 1),
+    ],
+)
+def test_every_set_of_hosts_is_survived_or_not_as_by_losing_it(mesh, layout, devices_per_host):
+    program = program_of(mesh, layout)
+    values = as_values(failures(program, devices_per_host))
+    hosts = range(values["hosts"])
+    for count in range(1, len(hosts) + 1):
+        for lost in itertools.combinations(hosts, count):
+            named = {
+                state["name"].split("/")[0]
+                for state in values["states"]
+                if any({*one} <= {*lost} for one in state["hosts_of_each_shard"])
+            }
+            assert named == lost_with(program, devices_per_host, lost), lost
+
+
+def test_the_sets_of_hosts_that_hold_a_shard_are_listed():
+    text = show(found("replica:2,data:8", "batch:replica+data; optimizer/embed:data"))
+    rows = text[text.index("lost together") :].splitlines()[1:3]
+    assert [row.split() for row in rows] == [["optimizer", "0+2;", "1+3"], ["params", "all", "4"]]
+    many = show(found("replica:20,data:10", "batch:replica+data; params/embed:data", 1))
+    assert "0+10+20+30+... (20 hosts); 1+11+21+31+... (20 hosts)" in many
+    assert "; and 7 more (--json)" in many and max(map(len, many.splitlines())) <= 120
+    assert "lost together" not in show(found("data:2", "batch:data"))
 
 
 def test_a_slice_is_survived_where_its_axis_splits_nothing_of_the_state():
