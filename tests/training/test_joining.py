@@ -93,6 +93,33 @@ def test_a_process_joins_again_after_a_connection_that_failed_but_not_twice():
     assert twice.startswith("this process has joined a job already, and is in one at a time")
 
 
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        ("Gloo context initialization failed: [gloo/tcp/pair.h:311] Connect timeout [none]", True),
+        ("Gloo all-reduce failed: [gloo/tcp/pair.cc:553] Connection closed by peer", True),
+        ("Gloo all-reduce failed: [gloo/tcp/pair.cc:553] Read timed out", True),
+        ("Gloo all-reduce failed: unsupported data type", False),
+        ("RESOURCE_EXHAUSTED: out of memory", False),
+    ],
+)
+def test_a_lost_connection_to_one_that_answers_is_explained(neighbour, error, lost):
+    made, other, _ = neighbour
+    answering = JobProcesses(1, (), (), other)
+    threading.Thread(target=answering.answer, daemon=True).start()
+    job = made(socket.create_server(("localhost", 0)))
+    watch = Watch(job, 60, threading.Event(), print)
+    until(lambda: not job.absent([1]))
+    reason = processes._deserted(watch, RuntimeError(f"UNKNOWN: {error}"))
+    if lost:
+        assert "lost the connection to another process" in reason and reason.endswith(error)
+        assert socket.gethostname() in reason
+    else:
+        assert reason is None
+    answering.close()
+    job.close()
+
+
 @pytest.mark.parametrize("crashed", [False, True])
 def test_an_error_of_jax_is_due_to_others_that_are_gone(neighbour, crashed):
     made, other, _ = neighbour

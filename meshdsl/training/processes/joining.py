@@ -34,6 +34,7 @@ from meshdsl.training.exit_codes import FAILED
 from meshdsl.training.processes.meeting import Meeting, address_of
 from meshdsl.training.processes.relay import Relay, reached_directly
 from meshdsl.training.processes.watching import (
+    AGAIN,
     JobProcesses,
     Look,
     Watch,
@@ -54,6 +55,7 @@ _PARTING = 60.0  # seconds for which a process waits for the others at the end
 _JOINED: list[tuple[JobProcesses, Watch]] = []
 # How messages of JAX's runtime begin.
 _STATUS = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED): ")
+_CONNECTION = re.compile("connect|timed? ?out|reset by peer|broken pipe", re.IGNORECASE)
 AUTOMATIC = "auto"
 
 
@@ -236,11 +238,24 @@ def _deserted(watch: Watch, error: BaseException) -> str | None:
     looks = job.looks(job.watched)
     gone = [n for n, look in looks.items() if look is not Look.ANSWERS]
     if not gone:
-        return None
+        return _disconnected(error)
     if job.reasons or Look.SILENT not in looks.values():
         return watch.why(gone)
     # The host of a silent one has crashed, or it only stands still and the error has other causes.
     return f"{watch.why(gone, 'has ended or cannot be reached')}. JAX reports: {error}"
+
+
+def _disconnected(error: BaseException) -> str | None:
+    """Returns the message if collectives of CPUs lost a connection to one that still answers."""
+    text = str(error)
+    if "gloo" not in text.lower() or not _CONNECTION.search(text):
+        return None
+    return (
+        "collectives have lost the connection to another process of the job, or could not make it, "
+        "though all of them answer: one may be about to end, the network between the hosts drops "
+        f"connections, or a host's name (here {socket.gethostname()}) stands for an address that "
+        f"others cannot reach. {AGAIN}. JAX reports: {' '.join(text.split())}"
+    )
 
 
 def _of_devices(error: BaseException) -> bool:

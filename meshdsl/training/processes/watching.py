@@ -31,7 +31,7 @@ _GRACE = 8.0  # seconds in which processes may end by themselves, with reasons o
 _REPORT_AFTER = 10.0  # seconds without an answer before it is reported
 _HEARING = 0.5  # seconds in which one that has something to say says it
 _LONGEST = 2**12  # bytes of what it says
-_AGAIN = "Start all of them again: with a --workdir they go on from the last checkpoint"
+AGAIN = "Start all of them again: with a --workdir they go on from the last checkpoint"
 
 
 class Look(enum.Enum):
@@ -238,7 +238,7 @@ class Watch:
         return (
             f"this process stood still for {stood_still:.0f} s (it was stopped, or its machine "
             f"was), and the others wait for {self.pause:g} s (--pause_timeout): "
-            f"{', '.join(self.job.names(gone))} of the job {what}. {_AGAIN}; --pause_timeout waits "
+            f"{', '.join(self.job.names(gone))} of the job {what}. {AGAIN}; --pause_timeout waits "
             "longer"
         )
 
@@ -267,7 +267,7 @@ class Watch:
         return (
             f"{', '.join(self.job.names(over))} of the job has not answered for {self.pause:g} s, "
             "and the others cannot go on: it stands still, or its host cannot be reached. "
-            f"{_AGAIN}; --pause_timeout waits longer"
+            f"{AGAIN}; --pause_timeout waits longer"
         )
 
 
@@ -280,7 +280,7 @@ def report_ended(ended: Sequence[str], stood_still: float = 0.0, what: str = "ha
         what: a description of what has happened to them.
     """
     why = f" This process itself stood still for {stood_still:.0f} s." if stood_still else ""
-    return f"{', '.join(ended)} of the job {what}, and the others cannot go on.{why} {_AGAIN}"
+    return f"{', '.join(ended)} of the job {what}, and the others cannot go on.{why} {AGAIN}"
 
 
 def report(text: str) -> None:
