@@ -61,7 +61,8 @@ def console() -> int:
     """
     signal.signal(signal.SIGINT, lambda signum, frame: _quit(b"\nmeshdsl: interrupted\n"))
     code = run()
-    if code in (INTERRUPTED, FAILED, NOT_FINITE):  # a framework may wait for devices that are gone
+    # A framework may wait for devices that are gone, and Orbax for the other processes.
+    if code in (INTERRUPTED, FAILED, NOT_FINITE) or (code and "orbax.checkpoint" in sys.modules):
         _quit(code=code)
     return code
 

@@ -116,6 +116,7 @@ class Writing:
                 if error := self.logs.failure or next(iter(errors), None):
                     raise error
         except Exception as error:
+            self.logs.left = True
             if failed_elsewhere() is None:
                 known = isinstance(error, ValueError)
                 tell_failure(str(error) if known else f"{type(error).__name__}: {error}")
@@ -170,14 +171,18 @@ class Unreported(logging.Filter):
 
     Attributes:
         failure: the last failure of a write.
+        left: whether this process leaves the others in a save; its threads fail after that.
     """
 
     def __init__(self, package: Sequence[str]) -> None:
         super().__init__()
         self.failure: BaseException | None = None
+        self.left = False
         self._folders = tuple(os.path.join(folder, "") for folder in package)
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if self.left and (record.name == "asyncio" or self._within(record.pathname)):
+            return False
         error = record.exc_info[1] if record.exc_info else None
         if error is None:
             return True
@@ -232,7 +237,8 @@ def _wakes_a_closed_loop(failure: sys.UnraisableHookArgs) -> bool:
 def dropped_logs() -> Iterator[Unreported]:
     """Drops Orbax's logs of failures that are reported here, during its block; yields what drops.
 
-    Tracebacks of writes that a failed save leaves behind are dropped from then on.
+    Tracebacks of writes that a failed save leaves behind are dropped from then on. So are all of
+    Orbax's logs where it leaves other processes behind.
     """
     import orbax.checkpoint
 
@@ -245,5 +251,5 @@ def dropped_logs() -> Iterator[Unreported]:
     try:
         yield own
     finally:
-        for logger in loggers:
+        for logger in () if own.left else loggers:
             logger.removeFilter(own)
