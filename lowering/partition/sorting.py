@@ -71,7 +71,9 @@ def top_k(case: Case) -> Strategy:
                 shape = Shape([into, *row.shape.without([dim])])
                 return _largest(builder, row, dim, into, shape, row.layout)
 
-            best = combine_along(builder, [_led(builder, value, [dim])], axes, of_all, back)
+            # The value lies along axes of one device too.
+            split = layout.axes(dim)
+            best = combine_along(builder, [_led(builder, value, [dim])], split, of_all, back)
             return [_led(builder, each, out.shape.names) for each in best]
         value = builder.mask_pads(value, [dim], identity("max", x.dtype))
         many = Dimension(_CANDIDATES, count * case.mesh.extent(axes))

@@ -60,6 +60,19 @@ def test_of_whole_shards_only_the_elements_move():
         assert found == ["all_gather model [length=32]"]
 
 
+@pytest.mark.parametrize("k", [3, 20])
+@pytest.mark.parametrize("axes", ["model+one", "one+model", "one"])
+def test_an_axis_of_one_device_changes_nothing(axes, k):
+    for x in (X, random([length])):
+        found, alone = (
+            collectives(
+                lambda x: md.top_k(x, k, "length", "k"), x, layout=layout, mesh="model:4,one:1"
+            )
+            for layout in (f"length:{axes}", "length:model" if "model" in axes else "length:-")
+        )
+        assert [c.split(" ")[0] for c in found] == [c.split(" ")[0] for c in alone]
+
+
 @pytest.mark.parametrize(("size", "k"), [(30, 3), (30, 8), (30, 9), (30, 30), (2, 2), (5, 1)])
 def test_ties_pads_and_nan_are_those_of_one_device(size, k):
     values = np.arange(size * 8).reshape(size, 8) % 5 * 1.0
