@@ -35,6 +35,7 @@ from meshdsl.training.processes.joining import (
     joined,
     together,
 )
+from meshdsl.training.reporting.doing import doing
 from meshdsl.training.reporting.output import tell
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def _read(values: flags.FlagValues, problems: Problems) -> tuple[jobs.Job, Corpu
     if job.remats:
         options = with_hardware_at_hand(job.options, job.backend)
         job = decided(replace(job, options=Options.of(options)))
-    with problems.caught("--data"):
+    with problems.caught("--data"), doing("reading the text"):
         corpus = Corpus.read(
             values.data,
             jobs.vocabulary(job.model),

@@ -48,6 +48,7 @@ from meshdsl.training.planned import keep, kept
 from meshdsl.training.processes.watching import report
 from meshdsl.training.programs import Place, Programs
 from meshdsl.training.recipe import Recipe
+from meshdsl.training.reporting.doing import doing
 from meshdsl.training.reporting.meters import Meters
 from meshdsl.training.reporting.metrics import MetricsWriter, Progress
 from meshdsl.training.reporting.output import tell
@@ -143,8 +144,8 @@ def train(
     held_out = evaluation.named(data.batch_dims, recipe.batch_dim)
     specs = {name: batches.specs() for name, batches in held_out.items()}
     place = Place(mesh, layout, backend, options)
-    place, asked = _completed(place, recipe, feed, workdir)
-    with shares.spent("compiling"):
+    place, asked = _completed(place, recipe, feed, workdir, reporting.quiet)
+    with shares.spent("compiling"), doing("planning the step", reporting.quiet):
         programs = Programs(recipe, place.on_its_devices(), steps_per_call, feed.specs(), specs)
     if asked is not None and programs.step.runtime.process_index() == 0:
         if not reporting.quiet:
@@ -172,7 +173,11 @@ def train(
 
 
 def _completed(
-    place: Place, recipe: Recipe, feed: Feed, workdir: str | os.PathLike[str] | None
+    place: Place,
+    recipe: Recipe,
+    feed: Feed,
+    workdir: str | os.PathLike[str] | None,
+    quiet: bool,
 ) -> tuple[Place, dict[str, str] | None]:
     """Returns a place with a complete mesh and layout, and what a search for them is given.
 
@@ -189,7 +194,8 @@ def _completed(
     else:
         *_, largest = feed.specs().values()
         batch = {name: spec(one.dims.without([STEPS]), one.dtype) for name, one in largest.items()}
-        mesh, layout = left.completed_for(recipe, batch, place.options)
+        with doing("searching for a mesh and a layout", quiet):
+            mesh, layout = left.completed_for(recipe, batch, place.options)
     return replace(place, mesh=mesh if left.mesh is None else place.mesh, layout=layout), asked
 
 
@@ -218,7 +224,8 @@ class _Prepared:
             if self._first and self.workdir is not None:
                 stack.enter_context(locked(self.workdir))
             stack.callback(self.feed.close)
-            with self.shares.spent("compiling"):
+            quiet = self.reporting.quiet or not self._first
+            with self.shares.spent("compiling"), doing("compiling the step", quiet):
                 for which in (self.feed.full, *self.held_out):
                     self.programs.compiled(which)
             checkpoints, restored = self._restored(stack)
