@@ -59,6 +59,7 @@ _ASYNCHRONOUS = {
     "v5p": ("permute", "all_gather", "reduce_scatter", "all_reduce"),
     "v6e": ("permute", "all_gather", "reduce_scatter", "all_reduce"),
 }
+_OFFLOADED = 64 * 1024  # bytes; a SparseCore gets no smaller all_reduce
 # Multiplications of a device in a cycle: matrix units times their rows times their columns.
 _MACS = {
     "v3": 2 * 128**2,
@@ -114,6 +115,7 @@ class Hardware:
         latency: seconds of one hop on a torus, or of one collective on a switch.
         clock: cycles per second of a TPU, in which its compiler estimates; 0 for other devices.
         asynchronous: the collectives that the compiler lets travel beside work.
+        offloaded: the bytes from which on an all_reduce is one of them.
         float8: whether products of floats of 8 bits are as fast as those of int8. Elsewhere they
             are products of bfloat16.
         products: what products of matrices are fused with: see `Products`.
@@ -134,6 +136,7 @@ class Hardware:
     latency: float = 0.0
     clock: float = 0.0
     asynchronous: frozenset[str] = frozenset()
+    offloaded: int = 0
     float8: bool = False
     products: Products = "alone"
     tile: Tile | None = None
@@ -253,6 +256,7 @@ def _tpu(
         latency=_HOP,
         clock=bfloat16 / (2 * _MACS[name]),
         asynchronous=frozenset(_ASYNCHRONOUS[name]),
+        offloaded=_OFFLOADED if "all_reduce" in _ASYNCHRONOUS[name] else 0,
         products="within",
         tile=Tile(sublanes=8, lanes=128),
         host=8 if name == "v3" else 4,

@@ -7,6 +7,7 @@ lengths.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from meshdsl.lowering.parameters import Attention, parameters_of
 from meshdsl.tensors.dims import Dimension, Shape
 
 if TYPE_CHECKING:
-    from meshdsl.lowering.program import Instruction
+    from meshdsl.lowering.program import Instruction, Value
 
 # The most scores that are computed at once, and the most scores of one block.
 DIRECT = 2**23
@@ -100,6 +101,20 @@ class AttentionSizes:
             products_of_features * self.features.size + products_of_values * self.values.volume
         )
         return 2 * self.scores * features
+
+
+def scored_before(instructions: Iterable[Instruction]) -> dict[Instruction, Instruction]:
+    """Returns, for gradients of attention, the attention before that computes the same scores."""
+    first: dict[tuple[Value, ...], Instruction] = {}
+    found: dict[Instruction, Instruction] = {}
+    for instruction in instructions:
+        if instruction.op == "attention":
+            first[instruction.inputs] = instruction
+        elif instruction.op == "attention_gradient":
+            same = first.get(instruction.inputs[:-3])
+            if same is not None:
+                found[instruction] = same
+    return found
 
 
 def _fit(size: int, budget: int) -> int:

@@ -84,7 +84,8 @@ def decide(
                 other = switch.turned(best)
                 its, others = evaluate(best), evaluate(other)
                 if its == others:
-                    continue  # it has no effect
+                    decisions.pop(switch, None)  # it has no effect on this choice
+                    continue
                 fits = others.peak_bytes <= allowed
                 chosen = replace(its, name=switch.word(best))
                 rejected = replace(others, name=switch.word(other))

@@ -46,7 +46,7 @@ from operator import attrgetter
 from typing import Literal, TypeAlias
 
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.attention_sizes import SCORES, AttentionSizes
+from meshdsl.lowering.attention_sizes import SCORES, AttentionSizes, scored_before
 from meshdsl.lowering.costs.tiles import sizes
 from meshdsl.lowering.instructions import Fusion, kinds_with
 from meshdsl.lowering.parameters import Loop, While, parameters_of
@@ -308,15 +308,10 @@ class _Liveness:
 
     def _scores(self) -> dict[Instruction, Value]:
         """Returns the scores that an attention and a gradient of the same operands share."""
-        first: dict[tuple[Value, ...], Instruction] = {}
         scores: dict[Instruction, Value] = {}
-        for instruction in self.block.instructions:
-            if instruction.op == "attention":
-                first[instruction.inputs] = instruction
-            if instruction.op == "attention_gradient":
-                same = first.get(instruction.inputs[:-3])
-                if same is not None and AttentionSizes.of(same).at_once:
-                    scores[same] = scores[instruction] = scores.get(same) or _scores_of(same)
+        for gradient, same in scored_before(self.block.instructions).items():
+            if AttentionSizes.of(same).at_once:
+                scores[same] = scores[gradient] = scores.get(same) or _scores_of(same)
         return scores
 
     def _in_place(self, value: Value, position: int) -> bool:

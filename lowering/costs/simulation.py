@@ -4,9 +4,10 @@ Every instruction is work of the device, a transfer, or a loop, in the steps of 
 streams`. What work costs comes from the table of the hardware (`layouts.costs`), or from its peaks
 where there is none; what a transfer costs, from its links.
 
-* A transfer that the hardware's compiler writes as asynchronous (`Hardware.asynchronous`) starts
-  where its operands are ready, and the device waits for it where it is first read. All other ones
-  make the device wait at once.
+* A collective is one transfer or several (`lowering.transfers`). One that the hardware's compiler
+  writes as asynchronous (`Hardware.asynchronous`) starts where its operands are ready, and the
+  device waits for it where it is first read. All other ones make the device wait at once.
+* Links of a torus serve what is ready first (`lowering.costs.flights`).
 * Where the device would wait, other work that is ready goes first (`lowering.costs.filling`).
 * Instructions that cost nothing, such as views and fused elementwise work, hand their operands on
   to their readers.
@@ -24,8 +25,9 @@ from meshdsl.layouts.calibration import calibration_of
 from meshdsl.layouts.costs import ELEMENTWISE, Costs, costs_of
 from meshdsl.layouts.hardware import Hardware
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.lowering.attention_sizes import SCORES, AttentionSizes
+from meshdsl.lowering.attention_sizes import SCORES, AttentionSizes, scored_before
 from meshdsl.lowering.costs.filling import filled
+from meshdsl.lowering.costs.flights import Flight, Sent, queued
 from meshdsl.lowering.costs.links import links_of
 from meshdsl.lowering.costs.measured import MeasuredCosts
 from meshdsl.lowering.costs.products import GROUPED, product_sizes
@@ -46,16 +48,17 @@ from meshdsl.lowering.costs.streams import (
     moments,
 )
 from meshdsl.lowering.instructions import Fusion, kinds_with
-from meshdsl.lowering.parameters import Attention, Scan, axes_of, parameters_of
+from meshdsl.lowering.parameters import Attention, Scan, parameters_of
 from meshdsl.lowering.program import (
     Block,
     Instruction,
     SpmdProgram,
     Value,
     wire_bytes,
-    wire_of,
 )
+from meshdsl.lowering.transfers import Chain, Transfer, chains_of, whole
 from meshdsl.tensors.dtypes import is_float8
+from meshdsl.tracing.source import Source
 
 # How many products make scores, or their gradients, and how many read them.
 _PRODUCTS_OF_ATTENTION = {"attention": (1, 1), "attention_gradient": (2, 3)}
@@ -134,13 +137,14 @@ def priced_work(
 
     def within(block: Block, loops: tuple[Instruction, ...]) -> Iterator:
         work = local_work(block, writer.fused, products)
+        scored = scored_before(block.instructions)
         for instruction in block.instructions:
             if instruction.bodies:
                 bodies = instruction.bodies[: 1 if instruction.op == "cond" else None]
                 for body in bodies:
                     yield from within(body, (*loops, instruction))
             elif instruction in work:
-                seconds = writer.seconds(instruction, work[instruction])
+                seconds = writer.seconds(instruction, work[instruction], instruction not in scored)
                 if seconds:
                     moves = instruction.op not in _PRICED_BY_SIZES
                     yield instruction, loops, seconds, work[instruction].bytes if moves else 0
@@ -198,7 +202,7 @@ class _Writer:
         works: the last block with some inputs, its work, and the picoseconds of its instructions.
         times: the picoseconds of instructions, by their work; `by_bytes`: of elementwise work
             without products, by the bytes that it moves.
-        collectives: the time of each collective, and its links.
+        collectives: what is sent for each collective.
         estimated: the kinds of work that the table lacks, and what stands for each.
     """
 
@@ -210,9 +214,9 @@ class _Writer:
     known: dict[Step, Instruction] = field(default_factory=dict)
     blocks: dict[Block, Steps] = field(default_factory=dict)
     works: dict[tuple[Value, ...], _Works] = field(default_factory=dict)
-    times: dict[tuple[Instruction, int, int], int] = field(default_factory=dict)
+    times: dict[tuple[Instruction, int, int, bool], int] = field(default_factory=dict)
     by_bytes: dict[int, int] = field(default_factory=dict)
-    collectives: dict[Instruction, tuple[int, tuple[Link, ...]]] = field(default_factory=dict)
+    collectives: dict[Instruction, tuple[Sent, ...]] = field(default_factory=dict)
     estimated: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
@@ -251,25 +255,29 @@ class _Writer:
         self.works[block.inputs] = known
         return known
 
-    def time(self, instruction: Instruction, work: LocalWork) -> int:
-        """Returns the picoseconds of work."""
+    def time(self, instruction: Instruction, work: LocalWork, own: bool = False) -> int:
+        """Returns the picoseconds of work; `own`: see `seconds`."""
         if self.measured is None and instruction.op in _AS_ELEMENTWISE and not work.flops:
             # As for most instructions, only the bytes count.
             if work.bytes not in self.by_bytes:
                 self.by_bytes[work.bytes] = _picoseconds(self.seconds(instruction, work))
             return self.by_bytes[work.bytes]
-        key = instruction, work.flops, work.bytes
+        key = instruction, work.flops, work.bytes, own
         if key not in self.times:
-            self.times[key] = _picoseconds(self.seconds(instruction, work))
+            self.times[key] = _picoseconds(self.seconds(instruction, work, own))
         return self.times[key]
 
-    def seconds(self, instruction: Instruction, work: LocalWork) -> float:
-        """Returns the time of work."""
+    def seconds(self, instruction: Instruction, work: LocalWork, own: bool = False) -> float:
+        """Returns the time of work.
+
+        Args:
+            own: whether a gradient of attention computes the scores itself.
+        """
         if self.measured is not None:
             return self.measured.work(instruction, work)
         if self.costs is not None and instruction.op in _PRODUCTS_OF_ATTENTION:
             # Hidden scores, which `peak` counts, cost nothing.
-            return self._attention(self.costs, instruction)
+            return self._attention(self.costs, instruction, own)
         peak, _ = work.seconds(self.hardware, instruction)
         if self.costs is None or not (work.flops or work.bytes):
             return peak
@@ -314,7 +322,7 @@ class _Writer:
             return moved_bytes / self.hardware.memory_bandwidth
         return self.costs.moved(ELEMENTWISE, moved_bytes)
 
-    def _attention(self, costs: Costs, instruction: Instruction) -> float:
+    def _attention(self, costs: Costs, instruction: Instruction, own: bool) -> float:
         """Returns the time of attention: its products, and its scores where they reach memory."""
         sizes = AttentionSizes.of(instruction)
         if (seconds := _kernel(costs, instruction, sizes)) is not None:
@@ -327,29 +335,35 @@ class _Writer:
         of_scores, of_features = _PRODUCTS_OF_ATTENTION[instruction.op]
         if not sizes.at_once:
             return of_scores * into_scores + of_features * from_scores
-        # All scores reach memory. The gradient reads those of the forward pass.
+        # All scores reach memory. The gradient reads those of an attention beside it.
         moved = _PASSES_OVER_SCORES * sizes.scores * SCORES.itemsize
+        if own and instruction.op == "attention_gradient":
+            into_scores *= 2
         return into_scores + of_features * from_scores + costs.moved(ELEMENTWISE, moved)
 
-    def transfer(self, instruction: Instruction, after: Iterable[Key]) -> Start:
-        """Returns the start of a collective, which begins after some others have arrived."""
-        step = Start(instruction, *self.sent(instruction), tuple(after))
-        self.known[step] = instruction
-        return step
-
-    def sent(self, instruction: Instruction) -> tuple[int, tuple[Link, ...]]:
-        """Returns the picoseconds of a collective, and the links that it travels on."""
+    def sent(self, instruction: Instruction) -> tuple[Sent, ...]:
+        """Returns what is sent for a collective: chains of transfers, with their times."""
         if instruction not in self.collectives:
-            axes = axes_of(instruction)
             if self.measured is not None:
-                seconds = self.measured.transfer(instruction)
+                chains: tuple[Chain, ...] = (whole(instruction, self.mesh),)
             else:
-                sent = wire_of(instruction, self.mesh)
-                seconds = _sending(self.hardware, self.mesh, self.costs, instruction.op, sent, axes)
-            pairs = instruction.params["pairs"] if instruction.op == "permute" else ()
-            links = links_of(instruction.op, axes, self.mesh, pairs)
-            self.collectives[instruction] = _picoseconds(seconds), links
+                chains = chains_of(instruction, self.mesh, self.hardware)
+            self.collectives[instruction] = tuple(
+                Sent(chain, tuple(self._flight(instruction, one) for one in chain.transfers))
+                for chain in chains
+            )
         return self.collectives[instruction]
+
+    def _flight(self, instruction: Instruction, transfer: Transfer) -> Flight:
+        kind, axes, sent = transfer.kind, transfer.axes, transfer.wire_bytes
+        if self.measured is not None:
+            seconds = self.measured.transfer(instruction)
+        else:
+            seconds = _sending(self.hardware, self.mesh, self.costs, kind, sent, axes)
+        pairs = instruction.params["pairs"] if kind == "permute" else ()
+        beside = kind in self.hardware.asynchronous and not transfer.alone
+        links = links_of(kind, axes, self.mesh, pairs)
+        return Flight(transfer, _picoseconds(seconds), links, beside)
 
     def events(self, run: Iterable[Moment]) -> tuple[Event, ...]:
         """Returns what moments stand for, without loops that do nothing."""
@@ -365,9 +379,8 @@ class _Writer:
         source = instruction.source
         start, seconds = float(moment.start / PICOSECONDS), float(moment.time / PICOSECONDS)
         exposed, hidden = float(moment.wait / PICOSECONDS), float(moment.hidden / PICOSECONDS)
-        place = f"{source.file.rsplit('/', 1)[-1]}:{source.line}" if source.line else ""
         name = instruction.op
-        event = Event(name, name, name, place, start, seconds, exposed)
+        event = Event(name, name, name, _place(source), start, seconds, exposed)
         if isinstance(moment.step, Work):
             return replace(event, kind=WORK, product=self._has_product(moment.step))
         if instruction.bodies:
@@ -377,11 +390,14 @@ class _Writer:
                 count=instruction.runs,
                 inside=self.events(moment.inside),
             )
+        assert isinstance(moment.step, Start) and isinstance(moment.step.key, Flight)
+        flight = moment.step.key
         return replace(
             event,
-            axes=axes_of(instruction),
-            wire_bytes=wire_of(instruction, self.mesh),
-            asynchronous=name in self.hardware.asynchronous,
+            source=_place(flight.transfer.source),
+            axes=flight.transfer.axes,
+            wire_bytes=flight.transfer.wire_bytes,
+            asynchronous=flight.beside,
             product=any(map(self._has_product, moment.beside)),
             hidden=hidden,
         )
@@ -411,10 +427,11 @@ class _BlockWriter:
         pending: for a value, the transfers that it comes from, also those that were waited for: a
             transfer may stand before this wait.
         ready: for a value, the position among the steps from which on it is there.
-        starts: the transfers that start before the step at a position.
-        started: the position of the start of a transfer.
+        starts: the transfers whose operands are there before the step at a position.
+        started: this position of a transfer.
         times, loops: the work of instructions, and the steps of those with bodies, as far as they
             are known.
+        scored: the gradients of attention that read scores of an attention in the block.
     """
 
     def __init__(self, outer: _Writer, block: Block) -> None:
@@ -422,6 +439,7 @@ class _BlockWriter:
         self.block = block
         known = outer.work(block)
         self.work, self.times = known.work, known.times
+        self.scored = scored_before(block.instructions)
         self.loops: dict[Instruction, Step] = {}
         self.steps: list[Step] = []
         self.pending: dict[Value, frozenset[Key]] = {}
@@ -444,28 +462,25 @@ class _BlockWriter:
                 self._work(instruction)
         self._arrive(self.block.outputs)
         self._wait(start.key for starts in self.starts.values() for start in starts)
-        steps: list[Step] = []
-        for at, step in enumerate([*self.steps, None]):
-            steps += self.starts.get(at, ())
-            if step is not None:
-                steps.append(step)
-        return steps
+        in_turn = not self.outer.hardware.torus
+        return queued(self.steps, self.starts, _duration, in_turn) if self.starts else self.steps
 
     def _cost(self, instruction: Instruction) -> tuple[int, tuple[Link, ...]]:
         """Returns the picoseconds of an instruction, and its links if it travels beside work."""
         if instruction.is_collective:
-            time, links = self.outer.sent(instruction)
-            return time, links if instruction.op in self.outer.hardware.asynchronous else ()
+            flights = [one for sent in self.outer.sent(instruction) for one in sent.flights]
+            links = dict.fromkeys(link for one in flights if one.beside for link in one.links)
+            return sum(one.time for one in flights), tuple(links)
         if instruction.bodies:
-            return Steps.of([self._repeated(instruction)]).run().totals.time, ()
+            return _duration(self._repeated(instruction)), ()
         return self._time(instruction), ()
 
     def _time(self, instruction: Instruction) -> int:
         """Returns the picoseconds of work."""
         time = self.times.get(instruction)
         if time is None:
-            work = self.work.get(instruction)
-            time = self.times[instruction] = self.outer.time(instruction, work) if work else 0
+            work, own = self.work.get(instruction), instruction not in self.scored
+            time = self.times[instruction] = self.outer.time(instruction, work, own) if work else 0
         return time
 
     def _repeated(self, instruction: Instruction) -> Step:
@@ -486,22 +501,30 @@ class _BlockWriter:
             self.pending[value], self.ready[value] = waits, ready
 
     def _transfer(self, instruction: Instruction) -> None:
-        key: Key = instruction
-        after = self._pending(instruction.inputs)
-        start = self.outer.transfer(instruction, after)
-        if instruction.op not in self.outer.hardware.asynchronous:
+        for sent in self.outer.sent(instruction):
+            pending, ready = self._pending(sent.chain.inputs), self._ready(sent.chain.inputs)
+            for flight in sent.flights:
+                ready = self._start(instruction, flight, pending, ready)
+                pending = frozenset([flight]) if flight.beside else _NOTHING
+            for value in sent.chain.outputs:
+                self.pending[value], self.ready[value] = pending, ready
+
+    def _start(
+        self, instruction: Instruction, flight: Flight, after: frozenset[Key], ready: int
+    ) -> int:
+        """Starts a transfer after others, and returns the position at which it has begun."""
+        start = Start(flight, flight.time, flight.links, tuple(after))
+        self.outer.known[start] = instruction
+        if not flight.beside:
             self._wait(after)
-            self.steps += [start, Wait(key)]
-            self.waited.add(key)
-            self._is_ready(instruction)
-            return
+            self.steps += [start, Wait(flight)]
+            self.waited.add(flight)
+            return len(self.steps)
         # It starts behind those that its operands come from.
-        starts = (self.started.get(other, 0) for other in after)
-        ready = max([self._ready(instruction.inputs), *starts])
+        ready = max([ready, *(self.started.get(other, 0) for other in after)])
         self.starts.setdefault(ready, []).append(start)
-        self.started[key] = ready
-        for value in instruction.outputs:
-            self.pending[value], self.ready[value] = frozenset([key]), ready
+        self.started[flight] = ready
+        return ready
 
     def _loop(self, instruction: Instruction) -> Step:
         bodies = tuple(self.outer.steps(body) for body in instruction.bodies)
@@ -558,6 +581,16 @@ def _kernel(costs: Costs, instruction: Instruction, sizes: AttentionSizes) -> fl
         window=params["window"],
         gradient=instruction.op == "attention_gradient",
     )
+
+
+def _duration(step: Step) -> int:
+    """Returns the picoseconds of work, or of a loop or a branch on idle links."""
+    return step.time if isinstance(step, Work) else Steps.of([step]).run().totals.time
+
+
+def _place(source: Source) -> str:
+    """Returns the file and line of a source, as reports name it."""
+    return f"{source.file.rsplit('/', 1)[-1]}:{source.line}" if source.line else ""
 
 
 def _picoseconds(seconds: float) -> int:

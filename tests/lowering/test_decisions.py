@@ -47,7 +47,8 @@ def test_without_hardware_nothing_is_decided_by_time():
 def test_changes_that_are_faster_by_simulation_stay():
     usual, fast = residual(), residual(hardware="v5p")
     verify(fast)
-    assert decided(fast) >= {("collectives", "apart"), ("halves", "batch")}
+    # No collective is joined here, so nothing is decided about that.
+    assert decided(fast) == {("weights", "gathered again"), ("halves", "batch")}
     assert seconds(fast) < 0.92 * seconds(usual)
 
 

@@ -33,14 +33,14 @@ from meshdsl.lowering.backends.common.packing import (
     unflatten,
 )
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
-from meshdsl.lowering.backends.jax.torus_moves import TILE, all_gather, filled, reduce_scatter
+from meshdsl.lowering.backends.jax.torus_moves import all_gather, filled, reduce_scatter
 from meshdsl.lowering.parameters import AllReduce, Permute, axes_of, parameters_of
 from meshdsl.lowering.program import Instruction, payload_bytes
+from meshdsl.lowering.transfers import SHARDED, packed
 from meshdsl.tensors.cuts import cut, join
 from meshdsl.tensors.dtypes import is_float
 
 _SMALL = 64 * 1024  # bytes of payload up to which a tensor is packed with others
-_SHARDED = ("all_gather", "reduce_scatter")
 _RUN = 8 * 1024  # bytes up to which contiguous runs are copied faster along the first dim
 
 
@@ -172,9 +172,8 @@ def _each(emit: Emitter) -> Emitter:
         parts = instruction.parts
         if len(parts) == 1:
             return alone(machine, parts[0], inputs)
-        small = [n for n, part in enumerate(parts) if _is_small(machine, part)]
-        packed = small if len(small) > 1 else []
-        results = dict(zip(packed, _sent_packed(machine, parts, inputs, packed), strict=True))
+        together = packed(parts) if machine.torus else _small(machine, parts)
+        results = dict(zip(together, _sent_packed(machine, parts, inputs, together), strict=True))
         return [
             results[n] if n in results else alone(machine, part, [array])
             for n, (part, array) in enumerate(zip(parts, inputs, strict=True))
@@ -188,16 +187,17 @@ def _each(emit: Emitter) -> Emitter:
     return emit_all
 
 
-def _is_small(machine: Machine, part: Instruction) -> bool:
-    """Whether a tensor is sent in one buffer with others."""
-    if machine.torus:
-        return part.op in _SHARDED and min(part.inputs[0].bytes, part.outputs[0].bytes) < TILE
-    return machine.platform == "cpu" and payload_bytes(part, machine.mesh) <= _SMALL
+def _small(machine: Machine, parts: Sequence[Instruction]) -> list[int]:
+    """Returns the numbers of the tensors that are sent in one buffer on CPUs."""
+    if machine.platform != "cpu":
+        return []
+    small = [n for n, one in enumerate(parts) if payload_bytes(one, machine.mesh) <= _SMALL]
+    return small if len(small) > 1 else []
 
 
 def _has_short_runs(part: Instruction) -> bool:
     """Whether a gather or scatter copies short runs, along a dim that is not the first."""
-    if part.op not in _SHARDED:
+    if part.op not in SHARDED:
         return False
     shard = (part.inputs if part.op == "all_gather" else part.outputs)[0]
     at = position_of(part, "dim")

@@ -14,7 +14,6 @@ all_reduces: small tensors are sent together, and `filled` up.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,11 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.lowering.backends.jax.machine import Machine
-
-MANY = 64  # the least number of devices that may be all chips of a torus
-_LANES = 128  # numbers in a row of a TPU's tile
-_TILE_COLUMN = 32  # bytes in a column of a tile: 8 numbers of 4 bytes, 16 of 2
-TILE = _LANES * _TILE_COLUMN  # bytes
+from meshdsl.lowering.transfers import LANES, MANY, TILE, TILE_COLUMN, steps_of
 
 Groups = list[list[int]] | None
 Step = tuple[Sequence[str], Groups]
@@ -35,20 +30,21 @@ Step = tuple[Sequence[str], Groups]
 def steps(machine: Machine, axes: Sequence[str]) -> list[Step]:
     """Returns the steps of a gather: the axes of each, and the groups of devices along them.
 
-    The first step is among neighbours: along the minor axes, or the minor part of a single axis.
+    See `transfers.steps_of`; a step along entire axes has no groups.
     """
     axes = [axis for axis in axes if machine.mesh.sizes[axis] > 1] or list(axes)
-    size = machine.mesh.extent(axes)
-    if not machine.torus or size < MANY:
+    if not machine.torus:
         return [(axes, None)]
-    if len(axes) > 1:
-        return [*steps(machine, axes[-1:]), *steps(machine, axes[:-1])]
-    inner = max(n for n in range(1, math.isqrt(size) + 1) if size % n == 0)
-    if inner == 1:
-        return [(axes, None)]
-    near = [list(range(start, start + inner)) for start in range(0, size, inner)]
-    far = [list(range(start, size, inner)) for start in range(inner)]
-    return [(axes, near), (axes, far)]
+    found: list[Step] = []
+    for step in steps_of(machine.mesh, axes, MANY):
+        size, stride = machine.mesh.extent(step.axes), step.stride
+        groups = [
+            list(range(first, first + step.devices * stride, stride))
+            for first in range(size)
+            if first // stride % step.devices == 0
+        ]
+        found.append((list(step.axes), groups if len(groups) > 1 else None))
+    return found
 
 
 def all_gather(machine: Machine, x: Any, axes: Sequence[str], at: int) -> Any:
@@ -79,16 +75,16 @@ def filled(rows: Any) -> Any:
 
 def _fills_tiles(x: Any, at: int, devices: int) -> bool:
     """Whether blocks along a dim fill tiles, so that XLA keeps the innermost dim."""
-    if at == x.ndim - 1 or x.shape[-1] % _LANES:
+    if at == x.ndim - 1 or x.shape[-1] % LANES:
         return False
-    return at < x.ndim - 2 or x.shape[at] // devices % (_TILE_COLUMN // x.dtype.itemsize) == 0
+    return at < x.ndim - 2 or x.shape[at] // devices % (TILE_COLUMN // x.dtype.itemsize) == 0
 
 
 def _by_rows(x: Any, names: tuple[str, ...], at: int, devices: int, groups: Groups) -> Any:
     """Returns a reduce_scatter of rows, each the block of one device."""
     x = jnp.moveaxis(x, at, 0)
     block = (x.shape[0] // devices, *x.shape[1:])
-    aligned = x.ndim > 1 and x.shape[-1] % _LANES == 0
-    rows = x.reshape(devices, *((-1, _LANES) if aligned else block))
+    aligned = x.ndim > 1 and x.shape[-1] % LANES == 0
+    rows = x.reshape(devices, *((-1, LANES) if aligned else block))
     row = lax.psum_scatter(rows, names, scatter_dimension=0, axis_index_groups=groups)
     return jnp.moveaxis(row.reshape(block), 0, at)

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import meshdsl as md
-from meshdsl.layouts.costs import costs_of
+from meshdsl.layouts.costs import Costs, costs_of
 from meshdsl.layouts.hardware import hardware
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.costs import simulation
@@ -74,6 +74,28 @@ def test_attention_costs_what_the_table_says_of_its_kernels():
         backward = table.attention(8, 1024, 1024, 128, causal=causal, gradient=True)
         assert found["attention"] == pytest.approx(forward, rel=1e-6)
         assert found["attention_gradient"] == pytest.approx(backward, rel=1e-6)
+
+
+def test_a_gradient_computes_scores_that_no_attention_beside_it_has(monkeypatch):
+    """As libtpu writes a ring: the gradients of the blocks before the last have their own."""
+    monkeypatch.setattr(Costs, "attention", lambda *_, **__: None)
+    names = {"over": "m", "length": "l", "features": "f"}
+    x = md.spec(md.dims(h=4, l=4096, f=128), "bfloat16")
+
+    def loss(qkv):
+        q, k, v = qkv[0], qkv[1].rename(l="m"), qkv[2].rename(l="m")
+        return md.sum(md.cast(md.attention(q, k, v, causal=True, **names), "float32"))
+
+    def gradients(mesh, layout, **options):
+        program = lowered(md.grad(loss), (x, x, x), mesh=mesh, layout=layout, **options)
+        events = simulate(program, V5P).walk()
+        return sorted({event.seconds for event, _ in events if event.name == "attention_gradient"})
+
+    (beside,) = gradients("h:4", "h:h")
+    first, *rest = gradients("context:4", "l:context; m:context", context="ring")
+    scores = costs_of("v5p").product(1024, 128, 1024, 2, 4)
+    assert first > 0 and beside > first, "blocks of a ring are smaller"
+    assert [one - first for one in rest] == [pytest.approx(scores, rel=1e-3)]
 
 
 def test_the_sizes_of_a_product_are_those_of_one_device():
