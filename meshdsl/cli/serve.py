@@ -39,7 +39,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     Raises:
         ValueError: the user's mistakes, as many as possible in one error.
     """
-    server = _server_of(problems)
+    server_of = _server_of(problems)
     jobs.use_host_devices(values.host_devices if isinstance(values.host_devices, int) else None)
     stored = stored_params(values, problems)
     weights = weights_of(values, problems)
@@ -72,7 +72,9 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
         f"{name} answers at {address}: {writer.rows} texts at once, of {context:,} tokens each; "
         f"{values.waiting} more may wait. Ctrl-C ends it"
     )
-    server(application(service)).run(sockets=[listener])
+    server = server_of(application(service))
+    service.engine.on_error = lambda: setattr(server, "should_exit", True)
+    server.run(sockets=[listener])
     if service.engine.error is not None:
         raise service.engine.error
     return 0

@@ -43,7 +43,8 @@ class RowPrograms(Programs):
         tokens = [spec(each.sizes.tokens(1), "int32") for each in (self, one)]
         arguments = (self.state, self.fixed, tokens[0], one.state, one.fixed, tokens[1])
         row = spec([], "int32")
-        self.join = place.compiled(self._join, [*arguments, row], ["state", "fixed", "tokens"])
+        # The tokens stay: the host reads those of a step after a later text has joined.
+        self.join = place.compiled(self._join, [*arguments, row], ["state", "fixed"])
 
     def _step(
         self, params: Any, state: dict[str, Any], fixed: dict[str, Tensor], tokens: Tensor

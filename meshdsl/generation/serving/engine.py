@@ -102,11 +102,13 @@ class Engine:
 
     Attributes:
         error: what has stopped the engine, if an error has.
+        on_error: is then called, on the engine's thread, after the last events.
     """
 
     def __init__(self, writer: RowWriter, waiting: int = 64) -> None:
         self.writer, self.waiting = writer, waiting
         self.error: BaseException | None = None
+        self.on_error: Callable[[], None] | None = None
         self._queue: deque[Request] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -179,6 +181,8 @@ class Engine:
         for request in dict.fromkeys(left):
             if not request._over:
                 request.listener(Event("", "failed"))
+        if self.error is not None and self.on_error is not None:
+            self.on_error()
 
     def _has_work(self) -> bool:
         """Waits for work; returns whether there is any, and not the end."""

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from meshdsl.generation import RowWriter, Sampling, Writer, write_texts
+from meshdsl.generation import Place, RowWriter, Sampling, Writer, write_texts
 from meshdsl.generation.serving import Engine, Event, Full, Request, Stopped
 from meshdsl.generation.texts import Text
 from meshdsl.training.data.tokenizers import Bytes
@@ -41,9 +41,9 @@ class Slow:
         return self.writer.step()
 
 
-def writer_of(rows=3):
+def writer_of(rows=3, backend="numpy"):
     model, params = trained(*MODEL)
-    writer = RowWriter(model, context=CONTEXT, rows=rows, place=PLACES["one device"], chunk=4)
+    writer = RowWriter(model, context=CONTEXT, rows=rows, place=Place(backend=backend), chunk=4)
     writer.load(params)
     return writer
 
@@ -52,8 +52,9 @@ def writer_of(rows=3):
 def engine():
     made = []
 
-    def make(rows=3, waiting=64, slow=False):
-        writer = Slow(writer_of(rows)) if slow else writer_of(rows)
+    def make(rows=3, waiting=64, slow=False, backend="numpy"):
+        writer = writer_of(rows, backend)
+        writer = Slow(writer) if slow else writer
         made.append(Engine(writer, waiting))
         made[-1].start()
         return made[-1]
@@ -112,6 +113,18 @@ def test_each_text_is_the_one_written_alone(engine, tokenizer):
     assert running.counts() == {"running": 0, "waiting": 0}
 
 
+def test_texts_that_join_at_once_are_the_same_on_jax(engine):
+    """There, the buffers of programs are given up while the host still waits for their tokens."""
+    found = []
+    for backend in ("numpy", "jax"):
+        running, requests = engine(backend=backend), []
+        for number in range(8):
+            requests.append(asked("ab" * (1 + number % 3), 4 + number, SAMPLINGS[1], number))
+        running.submit([request for request, _ in requests])
+        found.append([until_end(events) for _, events in requests])
+    assert found[0] == found[1]
+
+
 class _Numbered:
     """A writer whose only text has another number than 0."""
 
@@ -164,7 +177,8 @@ def test_a_request_is_cancelled_while_it_waits(engine):
 
 def test_an_error_fails_every_request_and_stops_the_engine(engine):
     running = engine(rows=1, slow=True)
-    requests = [asked("ab", 5), asked("cd", 5)]
+    requests, told = [asked("ab", 5), asked("cd", 5)], []
+    running.on_error = lambda: told.append(True)
     running.submit([request for request, _ in requests])
     problem = RuntimeError("the device is gone")
 
@@ -176,7 +190,7 @@ def test_an_error_fails_every_request_and_stops_the_engine(engine):
     for _, events in requests:
         assert until_end(events)[1] == "failed"
     running.close()
-    assert running.error is problem
+    assert running.error is problem and told == [True]
     with pytest.raises(Stopped):
         running.submit([asked("ab", 1)[0]])
 
