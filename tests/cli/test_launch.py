@@ -158,6 +158,25 @@ def test_losses_after_kills_are_those_of_a_run_that_nothing_happened_to(copies, 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+def test_two_kills_at_once_and_one_as_they_start_again_are_survived(text, tmp_path):
+    work = tmp_path / "work"
+    copies = f"--host_copies={tmp_path}/copies"
+    job = started(2, text, work, "--steps=40", "--checkpoint_every=100", copies)
+    wait_for(lambda: len(losses(work)) > 3, job)
+    first = processes_of(job)
+    for process in first.values():
+        os.kill(process, signal.SIGKILL)
+    wait_for(lambda: len(processes_of(job)) == 2 and processes_of(job) != first, job)
+    time.sleep(1.0)
+    os.kill(processes_of(job)[0], signal.SIGKILL)
+    out, errors = job.communicate(timeout=600)
+    assert job.returncode == 0, errors
+    assert errors.count("was killed by signal 9 (SIGKILL)") == 2
+    assert "going on from step" in out and [*losses(work)] == [*range(1, 41)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 def test_a_signal_to_the_supervisor_ends_the_job_with_a_checkpoint(text, tmp_path):
     work = tmp_path / "work"
     job = started(2, text, work, "--steps=100000", "--checkpoint_every=50000")
