@@ -26,6 +26,7 @@ from meshdsl.cli.parsing.readers import (
     other_program,
     remat,
     schedule,
+    share,
     size,
     truth,
     whole,
@@ -378,6 +379,11 @@ FLAGS: dict[str, Flag] = {
         number,
         "Seconds in which to look for a layout; more of them are tried then. Default: as many as a "
         "few seconds allow, the same in every run.",
+    ),
+    "simplify": (
+        None,
+        share,
+        "The share of the time of a step that `plan` gives for fewer rules: 2%.",
     ),
     "json": ("false", truth, "Print the report, the plans, the runs, or the --failures, as JSON."),
     "minutes": ("10", number, "Minutes that `calibrate` may take; it goes on where it stopped."),

@@ -102,7 +102,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "hardware": ("hardware", "topology", "slices"),
     "reports of a plan": ("html", "compare_layout", "stage", "pipeline_table", "against"),
     "failures": ("failures", "mtbf", "devices_per_host", "storage_bandwidth", "restart_time"),
-    "search": ("batch_tokens", "search_seconds", "json"),
+    "search": ("batch_tokens", "search_seconds", "simplify", "json"),
     "pages of plans": ("plans",),
     "sweeps": ("measure", "parallel", "rounds"),
     "calibration": ("minutes",),
@@ -210,7 +210,7 @@ HELP: Mapping[str, Help] = {
     ),
     "plan": Help(
         "model topology batch_tokens mesh_shape layout microbatches remat against search_seconds "
-        "json",
+        "simplify json",
         (*_STEP, "hardware", "search"),
         without="host_devices tpu",
         also="override",

@@ -44,7 +44,7 @@ _MOST_TIMES = 64  # plans are searched for up to this multiple of the given devi
 # Flags that the printed commands leave out, or write by themselves.
 _ASIDE = frozenset(
     "mesh_shape layout microbatches remat memory batch_tokens batch_size topology slices hardware "
-    "search_seconds json against".split()
+    "search_seconds simplify json against".split()
 )
 
 
@@ -56,6 +56,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
             not fit the program, or nothing that can be split over the machine.
     """
     from meshdsl.search.plans import DoesNotFit
+    from meshdsl.search.simplified import simplified
 
     check_machine(values, problems)
     _use_tokens(values, problems)
@@ -69,6 +70,8 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
         try:
             plans = search.run()
             plans.best  # noqa: B018 - raises where none fits
+            if values.simplify:
+                plans = simplified(search, plans, values.simplify)
         except DoesNotFit as problem:
             _report_no_room(request, problem, values, stopped)
             return _NO_ROOM

@@ -92,7 +92,7 @@ class Plans:
     """The results of a search.
 
     Attributes:
-        plans: the plans that fit, the fastest first.
+        plans: the plans that fit, the fastest first (but see `simplified_from`).
         tight: the plans that do not fit, the one that needs the least memory first.
         bound: no point that was not lowered with what time decides is faster than this, in seconds.
             None: all points were lowered so, or the layout was given.
@@ -102,6 +102,7 @@ class Plans:
         least_bytes: the least memory of a point, by its bound.
         room: the bytes that a device may use.
         complete: whether neither a limit of time nor the user stopped the search early.
+        simplified_from: the fastest plan, if a slower one with fewer rules stands before it.
     """
 
     hardware: Hardware
@@ -114,10 +115,11 @@ class Plans:
     least_bytes: float
     room: float
     complete: bool = True
+    simplified_from: Plan | None = None
 
     @property
     def best(self) -> Plan:
-        """The fastest plan that fits; raises DoesNotFit if none does."""
+        """The first plan that fits; raises DoesNotFit if none does."""
         if not self.plans:
             smallest = self.tight[0]
             raise DoesNotFit(
@@ -131,7 +133,7 @@ class Plans:
     def front(self) -> list[Plan]:
         """The plans that are smaller than every faster plan, the fastest first."""
         front: list[Plan] = []
-        for plan in self.plans:
+        for plan in sorted(self.plans, key=lambda plan: plan.seconds):
             if not front or plan.peak_bytes < front[-1].peak_bytes:
                 front.append(plan)
         return front

@@ -120,6 +120,7 @@ PROMISED = {
     "hardware": "v5p",
     "batch_tokens": None,
     "search_seconds": None,
+    "simplify": None,
     "json": False,
     "minutes": 10.0,
     "plans": 200,

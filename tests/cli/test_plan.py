@@ -42,6 +42,28 @@ def test_the_report_has_the_plan_its_parts_the_runners_up_and_the_commands(capsy
     )  # the same in every run
 
 
+def test_fewer_rules_may_take_a_share_of_the_time(capsys):
+    flags = (*SMALL, MACHINE, *FAST, "--batch_tokens=8192", "--json")
+    fastest = json.loads(run(capsys, *flags))
+    assert fastest["simplified_from"] is None
+    simple = json.loads(run(capsys, *flags, "--simplify=100%"))
+    before = simple["simplified_from"]
+    assert before == {name: fastest["best"][name] for name in ("layout", "seconds")}
+    assert simple["best"]["layout"].count(";") < before["layout"].count(";")
+    assert simple["best"]["seconds"] <= 2 * before["seconds"]
+    assert simple["gap"] >= fastest["gap"]
+    times = [row["seconds"] for row in simple["front"]]
+    assert times == sorted(times)
+    text = run(capsys, *flags[:-1], "--simplify=100%")
+    assert re.search(r"  simpler \d rules? instead of \d, .* slower than ", text)
+
+
+@pytest.mark.parametrize("share", ["2", "-1%", "few%", "101%"])
+def test_a_share_is_in_percent(capsys, share):
+    error = run(capsys, TINY, MACHINE, f"--simplify={share}", code=2)
+    assert f"--simplify: needs a share from 0% to 100%, as in 2%, got '{share}'" in error
+
+
 def test_json_has_the_same_plan_and_what_explain_says_of_it(capsys):
     report = json.loads(run(capsys, *SMALL, MACHINE, "--microbatches=auto", "--json"))
     best = report["best"]

@@ -54,6 +54,17 @@ def number(text: str) -> float:
     return value
 
 
+def share(text: str) -> float:
+    """Reads a share in percent: `2%` is 0.02."""
+    try:
+        value = float(text.removesuffix("%")) if text.endswith("%") else -1.0
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 100:
+        raise ValueError(f"needs a share from 0% to 100%, as in 2%, got {text!r}")
+    return value / 100
+
+
 def backend(text: str) -> str:
     """Reads the name of a backend."""
     if text not in BACKENDS:

@@ -9,7 +9,7 @@ from meshdsl.reports.explain.lines import table, wrapped
 from meshdsl.reports.explain.text import MEANING
 from meshdsl.reports.plans.figures import Figures, Heading
 from meshdsl.reports.plans.rules import Without
-from meshdsl.search.plans import Plans
+from meshdsl.search.plans import Plan, Plans
 
 _WIDTH = 120
 _RUNNERS_UP = 6
@@ -60,6 +60,8 @@ def _best(heading: Heading, plans: Plans, best: Figures) -> list[str]:
         lines += wrapped("  mesh    ", str(program.mesh), _WIDTH)
         lines += wrapped("  layout  ", str(best.plan.point.layout), _WIDTH)
     lines += [f"  flags   {best.flags}"] if best.flags else []
+    if plans.simplified_from is not None:
+        lines += wrapped("  simpler ", _simpler(plans.best, plans.simplified_from), _WIDTH)
     step = f"{show_seconds(best.seconds)}: {show_seconds(best.work)} of work"
     if best.waits:
         step += f", {show_seconds(best.exposed)} of waiting for what is sent"
@@ -77,6 +79,14 @@ def _best(heading: Heading, plans: Plans, best: Figures) -> list[str]:
     return ["the best plan", *lines, f"  limit   {best.limit}"]
 
 
+def _simpler(best: Plan, fastest: Plan) -> str:
+    """Returns how many rules a plan saves, and what that costs."""
+    count, before = len(best.point.layout.rules), len(fastest.point.layout.rules)
+    more = show_share(best.seconds / fastest.seconds - 1)
+    other = f"{fastest.program.mesh} | {fastest.point.layout}"
+    return f"{count} rule{'s' if count > 1 else ''} instead of {before}, {more} slower than {other}"
+
+
 def _others(best: Figures, others: Sequence[Figures]) -> list[str]:
     if not others:
         return []
@@ -92,7 +102,7 @@ def _others(best: Figures, others: Sequence[Figures]) -> list[str]:
 
 def _front(heading: Heading, plans: Plans, rows: Sequence[Figures]) -> list[str]:
     front = set(map(id, plans.front))
-    chosen = [row for row in rows if id(row.plan) in front]
+    chosen = sorted((row for row in rows if id(row.plan) in front), key=lambda row: row.seconds)
     if len(chosen) < 2:
         return []
     listed = [("step", "memory", "mesh", "layout", "")]

@@ -14,7 +14,9 @@ def as_values(
 ) -> dict[str, Any]:
     """Returns a report as values; arguments as of `text.show`."""
     best = next(row for row in rows if row.plan.fits)
-    front = set(map(id, plans.front))
+    fronts = set(map(id, plans.front))
+    front = sorted((row for row in rows if id(row.plan) in fronts), key=lambda row: row.seconds)
+    fastest = plans.simplified_from
     return {
         "model": heading.model,
         "machine": heading.machine,
@@ -37,7 +39,9 @@ def as_values(
         "others": [
             {**_plan(row, heading), "worse": row.worse(best)} for row in rows if row is not best
         ],
-        "front": [_plan(row, heading) for row in rows if id(row.plan) in front],
+        "front": [_plan(row, heading) for row in front],
+        "simplified_from": fastest
+        and {"layout": str(fastest.point.layout), "seconds": fastest.seconds},
     }
 
 
