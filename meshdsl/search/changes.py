@@ -8,7 +8,7 @@ flag. What the layout has already is not tried again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -84,7 +84,7 @@ def single_changes(
 
 def try_changes(
     program: SpmdProgram,
-    changes: Iterator[Change],
+    changes: Iterable[Change],
     write: Callable[[Change], SpmdProgram],
     hardware: Hardware,
     most: int = 12,

@@ -33,6 +33,16 @@ def test_advice_that_is_taken_does_what_it_said_and_is_not_given_again(capsys):
     assert "data:128,model:4" not in second["smaller"] + second["faster"]
 
 
+def test_where_time_decides_it_decides_about_the_advice_too(capsys):
+    mesh, remat = ("--mesh_shape=data:2,model:4", "--hardware=v5p"), "--remat=full"
+    report = json.loads(explained(capsys, *mesh, LAYOUT, "--json"))
+    figures = {one["change"]: one for one in report["changes"]}
+    assert 0 < len(figures) <= 4
+    after = json.loads(explained(capsys, *mesh, LAYOUT, "--json", remat))
+    assert figures[remat]["peak_bytes"] == after["peak_bytes"] < report["peak_bytes"]
+    assert remat in report["smaller"] and remat not in after["smaller"]
+
+
 def test_collectives_have_the_line_that_they_come_from(capsys):
     report = explained(capsys, "--mesh_shape=data:2,model:4", LAYOUT)
     kinds = {"all_gather", "reduce_scatter", "all_reduce"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from meshdsl.cli.job import Job
@@ -16,20 +17,24 @@ if TYPE_CHECKING:
     from meshdsl.lowering.program import SpmdProgram
     from meshdsl.search.changes import Change, Tried
 
+_DECIDED = 2  # changes that save time, and that save memory, about which time decides
+
 
 def changes_of(program: SpmdProgram, job: Job, hardware: str) -> tuple[Tried, ...]:
     """Returns a job's step as it is, and by single changes of its layout and its flags.
 
-    Nothing is decided by time for them, so that they are compared alike, and quickly.
+    Where time decides about the step, deciding about each change would take too long. They are
+    tried without decisions then, and time decides about the few that help most.
     """
+    from meshdsl.reports.explain.advice import faster, smaller
     from meshdsl.search.changes import single_changes, try_changes
 
     if program.mesh.size > 1 and not program.layout.rules:
         return ()  # all devices do the same work: any layout is better
-    quick = replace(job, options=replace(job.options, hardware=None), decisions=())
+    device = find_hardware(hardware)
 
-    def write(change: Change) -> SpmdProgram:
-        changed = replace(quick, layout=change.layout, mesh=change.mesh)
+    def write(change: Change, job: Job) -> SpmdProgram:
+        changed = replace(job, layout=change.layout, mesh=change.mesh, decisions=())
         if change.remat is not None:
             changed = changed.keeping(change.remat)
         if change.microbatches is not None:
@@ -39,10 +44,15 @@ def changes_of(program: SpmdProgram, job: Job, hardware: str) -> tuple[Tried, ..
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a change may well be one that nobody should make
-        if job.options.hardware is not None:
-            program = training_step(quick, quick.layout)
-        others = single_changes(program, _counts(job), _remats(job))
-        return try_changes(program, others, write, find_hardware(hardware))
+        changes = [*single_changes(program, _counts(job), _remats(job))]
+        if job.options.hardware is None:
+            return try_changes(program, changes, partial(write, job=job), device)
+        quick = replace(job, options=replace(job.options, hardware=None), decisions=())
+        before = training_step(quick, quick.layout)
+        tried = try_changes(before, changes, partial(write, job=quick), device)
+        best = {one.how for rank in (faster, smaller) for one in rank(tried)[:_DECIDED]}
+        chosen = [change for change in changes if change.how in best]
+        return try_changes(program, chosen, partial(write, job=job), device)
 
 
 def _counts(job: Job) -> list[int]:

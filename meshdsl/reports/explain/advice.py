@@ -35,7 +35,7 @@ def advice(program: SpmdProgram, parts: Sequence[Part], changes: Sequence[Tried]
         changes: the step as it is, and with single changes, if they were tried.
     """
     if changes:
-        return _less(changes)
+        return _told(changes[0], smaller(changes))
     if program.mesh.size > 1 and not program.layout.rules:
         axis = program.mesh.names[0]
         return f"no layout: all devices do the same work. Begin with --layout=batch:{axis}"
@@ -50,15 +50,18 @@ def advice(program: SpmdProgram, parts: Sequence[Part], changes: Sequence[Tried]
 
 def to_be_faster(changes: Sequence[Tried]) -> str:
     """Returns the changes that take less time and fit, the best first, or an empty string."""
-    if not changes:
-        return ""
+    return _told(changes[0], faster(changes)) if changes else ""
+
+
+def faster(changes: Sequence[Tried]) -> list[Tried]:
+    """Returns the changes that take less time and fit, the best first."""
     now, *rest = changes
     better = [row for row in rest if row.fits and row.seconds < _FASTER * now.seconds]
-    return _told(now, sorted(better, key=lambda row: (row.seconds, row.peak_bytes)))
+    return sorted(better, key=lambda row: (row.seconds, row.peak_bytes))
 
 
-def _less(changes: Sequence[Tried]) -> str:
-    """Returns the changes that use less memory, or an empty string.
+def smaller(changes: Sequence[Tried]) -> list[Tried]:
+    """Returns the changes that use less memory, the best first.
 
     If the step fits, the best is the one with the least product of memory and time. If it does not,
     those that fit are told, or else those with the least memory.
@@ -67,13 +70,10 @@ def _less(changes: Sequence[Tried]) -> str:
     better = [row for row in rest if row.peak_bytes < _LESS * now.peak_bytes]
     if now.fits:
         better = [row for row in better if row.seconds <= _SLOWER * now.seconds]
-        better.sort(key=lambda row: (row.seconds * row.peak_bytes, row.seconds))
-    elif any(row.fits for row in better):
-        better = [row for row in better if row.fits]
-        better.sort(key=lambda row: row.seconds)
-    else:
-        better.sort(key=lambda row: row.peak_bytes)
-    return _told(now, better)
+        return sorted(better, key=lambda row: (row.seconds * row.peak_bytes, row.seconds))
+    if any(row.fits for row in better):
+        return sorted((row for row in better if row.fits), key=lambda row: row.seconds)
+    return sorted(better, key=lambda row: row.peak_bytes)
 
 
 def _told(now: Tried, better: Sequence[Tried]) -> str:
