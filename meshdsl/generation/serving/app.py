@@ -152,6 +152,7 @@ class _Server:
         body = await self._body(http)
         fields = read_object(body)
         asked = read_request(fields, chat, self._service.model)
+        self._check_number(asked)
         # Long texts take a while to split into tokens: other requests go on meanwhile.
         prompts = await run_in_threadpool(self._prompts, asked)
         events: asyncio.Queue[tuple[int, Event] | None] = asyncio.Queue()
@@ -188,6 +189,13 @@ class _Server:
         except TimeoutError:
             raise Refusal("the body did not come in time", status=408) from None
         return bytes(body)
+
+    def _check_number(self, asked: Asked) -> None:
+        """Raises Refusal if more texts are asked for than may ever wait, before any is prepared."""
+        engine = self._service.engine
+        wanted = max(len(asked.prompts), 1) * asked.count
+        if wanted > (most := engine.waiting + engine.writer.rows):
+            raise Refusal(f"{wanted:,} texts in one request; at most {most:,}", "n")
 
     def _prompts(self, asked: Asked) -> list[tuple[str, Sequence[int]]]:
         """Returns the text and the tokens of each prompt.
@@ -267,12 +275,8 @@ class _Server:
         ]
 
     def _submit(self, requests: Sequence[Request]) -> None:
-        engine = self._service.engine
-        if len(requests) > engine.waiting + engine.writer.rows:
-            most = engine.waiting + engine.writer.rows
-            raise Refusal(f"{len(requests):,} texts in one request; at most {most:,}", "n")
         try:
-            engine.submit(requests)
+            self._service.engine.submit(requests)
         except Full:
             raise Refusal(
                 "too many requests wait; try again later",

@@ -132,7 +132,9 @@ def _compiled(text: str, names: Mapping[str, str], path: str | Path) -> Template
     def render(messages: Sequence[Mapping[str, Any]]) -> str:
         given = [dict(message) for message in messages]
         try:
-            return template.render(messages=given, add_generation_prompt=True, **names)
+            return template.render(
+                messages=given, tools=None, documents=None, add_generation_prompt=True, **names
+            )
         except (TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
             raise Unfit(str(error)) from None
 

@@ -113,6 +113,7 @@ class Engine:
         self._changed = threading.Condition()
         self._closed = False
         self._rows: list[Request | None] = [None] * writer.rows
+        self._open: dict[Request, None] = {}  # those taken from the queue that are not over
         self._reading: tuple[Request, Iterator[ReadPrompt], ReadPrompt | None] | None = None
         self._ahead: tuple[Any, list[Request | None]] | None = None  # a step, and whose rows it has
         self._thread = threading.Thread(target=self._run, name="meshdsl engine", daemon=True)
@@ -175,10 +176,7 @@ class Engine:
             self._closed = True
             left = [*self._queue]
             self._queue.clear()
-        left += [request for request in self._rows if request is not None]
-        left += [request for request in self._ahead[1] if request] if self._ahead else []
-        left += [self._reading[0]] if self._reading else []
-        for request in dict.fromkeys(left):
+        for request in [*self._open, *left]:
             if not request._over:
                 request.listener(Event("", "failed"))
         if self.error is not None and self.on_error is not None:
@@ -195,6 +193,7 @@ class Engine:
 
     def _turn(self) -> None:
         """Reads a chunk of a prompt, begins a step, and takes the tokens of the step before it."""
+        self._open = {request: None for request in self._open if not request._over}
         self._rows = [None if row is None or row._over else row for row in self._rows]
         self._read()
         ahead, self._ahead = self._ahead, None
@@ -220,6 +219,7 @@ class Engine:
                 if not self._queue or None not in self._rows:
                     return
                 request = self._queue.popleft()
+                self._open[request] = None
                 pieces = self.writer.read(request.prompt, request.sampling, request.number)
                 self._reading = request, pieces, None
         request, pieces, latest = self._reading

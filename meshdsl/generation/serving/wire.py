@@ -73,7 +73,13 @@ class Refusal(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.headers = status, dict(headers or {})
+        # A name that is quoted may have half of a surrogate pair, which no answer can carry.
+        message, param = _sendable(message), None if param is None else _sendable(param)
         self.content = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _sendable(text: str) -> str:
+    return text.encode(errors="replace").decode()
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,13 @@ def test_of_several_templates_the_default_is_taken(tmp_path):
     assert load_template(tmp_path / "tokenizer_config.json")(TALK) == "yes"
 
 
+def test_a_template_may_ask_whether_tools_are_none(tmp_path):
+    (tmp_path / "chat.jinja").write_text(
+        "{% if tools is not none or documents is not none %}tools{% else %}none{% endif %}"
+    )
+    assert load_template(tmp_path / "chat.jinja")(TALK[:1]) == "none"
+
+
 def test_the_names_of_transformers_are_there(tmp_path):
     file = tmp_path / "mine.jinja"
     file.write_text("{{ messages | tojson }}{{ strftime_now('%%') }}{{ none_given is defined }}")

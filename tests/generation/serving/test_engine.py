@@ -195,6 +195,28 @@ def test_an_error_fails_every_request_and_stops_the_engine(engine):
         running.submit([asked("ab", 1)[0]])
 
 
+class _Gone:
+    """The tokens of a step that the device never made."""
+
+    def __array__(self, *args, **options):
+        raise RuntimeError("the device is gone")
+
+
+@pytest.mark.parametrize("where", ["join", "step"])
+def test_a_text_whose_last_step_fails_or_that_cannot_join_fails(engine, where):
+    running = engine(rows=1, slow=True)
+
+    def broken(*args):
+        raise RuntimeError("the device is gone")
+
+    setattr(running.writer, where, broken if where == "join" else _Gone)
+    request, events = asked("ab", 2)  # its last token is of the first step
+    running.submit([request])
+    assert until_end(events)[1] == "failed"
+    running.close()
+    assert isinstance(running.error, RuntimeError)
+
+
 def test_closing_fails_what_is_not_finished(engine):
     running = engine(rows=1, slow=True)
     (first, events), (second, others) = asked("ab", 20), asked("cd", 1)
