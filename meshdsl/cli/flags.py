@@ -154,9 +154,13 @@ FLAGS: dict[str, Flag] = {
         truth,
         "Pack whole documents into rows, which do not see each other. Default: one long text.",
     ),
-    "batch_size": (None, whole(1), "Sequences in a batch. Default: the model's."),
+    "batch_size": (None, whole(1), "Sequences in a batch. Default: the model's; of `serve`, 8."),
     **_made("batch_ramp"),
-    "length": (None, whole(1), "Tokens in a sequence. Default: the model's."),
+    "length": (
+        None,
+        whole(1),
+        "Tokens in a sequence. Default: the model's; of `serve`, up to 1,024.",
+    ),
     "steps": ("200", whole(1), "Training steps."),
     "learning_rate": ("1e-3", number, "Peak of the learning rate."),
     "schedule": (
@@ -383,7 +387,7 @@ FLAGS: dict[str, Flag] = {
     "simplify": (
         None,
         share,
-        "The share of the time of a step that `plan` gives for fewer rules: 2%.",
+        "The share of a step's time that `plan` gives for fewer rules, such as 2%. Default: none.",
     ),
     "json": ("false", truth, "Print the report, the plans, the runs, or the --failures, as JSON."),
     "minutes": ("10", number, "Minutes that `calibrate` may take; it goes on where it stopped."),

@@ -210,7 +210,7 @@ HELP: Mapping[str, Help] = {
     ),
     "plan": Help(
         "model topology batch_tokens mesh_shape layout microbatches remat against search_seconds "
-        "simplify json",
+        "simplify",
         (*_STEP, "hardware", "search"),
         without="host_devices tpu",
         also="override",

@@ -28,6 +28,7 @@ from meshdsl.training.reporting.output import tell
 if TYPE_CHECKING:
     from meshdsl.generation.serving.chat import Template
     from meshdsl.models import Model
+    from meshdsl.training.data.tokenizers import Tokenizer
 
 _ROWS, _CONTEXT = 8, 1024  # by default
 _GRACE = 5  # seconds in which texts may come to their ends when the server stops
@@ -46,6 +47,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     model = model_of(values, problems)
     tokenizer = tokenizer_of(values, model, problems)
     template = _template(values, problems)
+    ends = _ends(values, tokenizer, problems)
     check_mesh_and_out(values, problems)
     context = _context(values, model, problems)
     problems.check()
@@ -55,7 +57,6 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     from meshdsl.generation import Place, RowWriter
     from meshdsl.generation.serving import Engine
     from meshdsl.generation.serving.app import Service, application
-    from meshdsl.generation.serving.chat import ends_of
 
     place = Place(
         values.mesh_shape, values.layout, values.backend, Options(**values_of(Options, values))
@@ -65,7 +66,6 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     writer.load(loaded(stored, weights, like, places))
     writer.warm_up()
     name = Path(values.workdir or values.init_from).expanduser().resolve().name
-    ends = ends_of(tokenizer, values.tokenizer) if values.tokenizer else frozenset[int]()
     service = Service(Engine(writer, values.waiting), tokenizer, name, template, ends)
     address = f"http://{_written(values.host)}:{listener.getsockname()[1]}/v1"
     tell(
@@ -112,6 +112,19 @@ def _template(values: flags.FlagValues, problems: Problems) -> Template | None:
             path = template_beside(values.tokenizer)
         return None if path is None else load_template(path)
     return None
+
+
+def _ends(
+    values: flags.FlagValues, tokenizer: Tokenizer | None, problems: Problems
+) -> frozenset[int]:
+    """Returns the tokens that end an answer of a chat, beside the tokenizer's own."""
+    from meshdsl.generation.serving.chat import ends_of
+
+    if tokenizer is None or not isinstance(values.tokenizer, str):
+        return frozenset()
+    with problems.caught("--tokenizer"):
+        return ends_of(tokenizer, values.tokenizer)
+    return frozenset()
 
 
 def _context(values: flags.FlagValues, model: Model | None, problems: Problems) -> int:

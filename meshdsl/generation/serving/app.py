@@ -51,6 +51,7 @@ class Service:
         ends: tokens that end an answer of a chat, beside the tokenizer's own.
         body_bytes: the most bytes of a request's body.
         body_seconds: the time in which a body must have come.
+        created: when the model was, for clients: in seconds since 1970.
     """
 
     engine: Engine

@@ -115,7 +115,7 @@ def _compiled(text: str, names: Mapping[str, str], path: str | Path) -> Template
         raise TemplateError(message)
 
     def to_json(value: Any, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, **options)  # Jinja's own escapes for HTML
+        return json.dumps(value, **{"ensure_ascii": False, **options})  # Jinja's escapes for HTML
 
     # The settings and the names that `transformers` gives to templates.
     environment = ImmutableSandboxedEnvironment(

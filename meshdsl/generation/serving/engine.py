@@ -24,6 +24,8 @@ from meshdsl.generation.reading import check_prompts
 from meshdsl.generation.sampling import Sampling
 from meshdsl.generation.texts import Text
 
+_CLOSING = 10.0  # seconds that a step may take to end
+
 Finish = Literal["end", "stop", "length", "failed"]
 
 
@@ -123,12 +125,12 @@ class Engine:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops the thread; texts that are not finished fail."""
+        """Stops the thread; texts that are not finished fail. A device that hangs is left."""
         with self._changed:
             self._closed = True
             self._changed.notify()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(_CLOSING)
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Takes requests: all of them or none.

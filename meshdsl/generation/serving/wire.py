@@ -155,7 +155,7 @@ def read_request(fields: Mapping[str, Any], chat: bool, model: str) -> Asked:
         messages=_messages(fields) if chat else [],
         sampling=_sampling(fields),
         most=most,
-        count=_whole(fields, "n", 1, 1, 128) or 1,
+        count=_whole(fields, "n", 1, 1, 128),
         stop=_stop(fields),
         stream=stream,
         usage=_truth(options, "include_usage"),
@@ -174,7 +174,7 @@ def _check_names(fields: Mapping[str, Any], chat: bool) -> None:
         if name in known or name in _IGNORED:
             continue
         if name not in _NEUTRAL:
-            hint = did_you_mean(name, known)
+            hint = did_you_mean(name[:50], sorted(known))
             raise Refusal(f"there is no field {name[:50]!r}{hint}", name[:50])
         if not any(_same(value, neutral) for neutral in _NEUTRAL[name]):
             raise Refusal(f"{name} is not supported; leave it out", name)

@@ -21,20 +21,14 @@ from meshdsl.tensors.dims import Dimension, Shape
 _MOST = 8
 
 
-def held(
-    shape: Shape, layout: TensorLayout, mesh: Mesh, at: Mapping[str, int]
-) -> dict[str, tuple[int, int]]:
-    """Returns the positions of each dim, first and past the last, that one device has.
+def _held(
+    dim: Dimension, layout: TensorLayout, mesh: Mesh, at: Mapping[str, int]
+) -> tuple[int, int]:
+    """Returns the positions of a dim, first and past the last, that one device has.
 
     Args:
         at: the device's index along every axis.
     """
-    return {dim.name: _held(dim, layout, mesh, at) for dim in shape}
-
-
-def _held(
-    dim: Dimension, layout: TensorLayout, mesh: Mesh, at: Mapping[str, int]
-) -> tuple[int, int]:
     axes = layout.axes(dim.name)
     return part(dim.size, [mesh.sizes[axis] for axis in axes], [at[axis] for axis in axes])
 

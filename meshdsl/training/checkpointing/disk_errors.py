@@ -108,18 +108,24 @@ class Writing:
 
         # Orbax's wait cannot be interrupted; if it goes on, nothing but this thread waits for it.
         threading.Thread(target=run, daemon=True).start()
+        with self.told():
+            while not ended.wait(_LOOK) and self.logs.failure is None:
+                if reason := failed_elsewhere():
+                    raise ValueError(reason)
+            if error := self.logs.failure or next(iter(errors), None):
+                raise error
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Reports as `reported` does, to the other processes too: they end with the same cause."""
         try:
             with self.reported():
-                while not ended.wait(_LOOK) and self.logs.failure is None:
-                    if reason := failed_elsewhere():
-                        raise ValueError(reason)
-                if error := self.logs.failure or next(iter(errors), None):
-                    raise error
+                yield
         except Exception as error:
-            self.logs.left = True
-            if failed_elsewhere() is None:
-                known = isinstance(error, ValueError)
-                tell_failure(str(error) if known else f"{type(error).__name__}: {error}")
+            self.logs.left = jax.process_count() > 1
+            # Other errors may come of a process that is gone: those that watch it name it.
+            if isinstance(error, ValueError) and failed_elsewhere() is None:
+                tell_failure(str(error))
             raise
 
     @contextmanager

@@ -119,7 +119,8 @@ class JobProcesses:
                 text += data
             said = json.loads(text) if text else {}
             number, reason = said["process"], said["reason"]
-            if isinstance(number, int) and isinstance(reason, str) and reason.isprintable():
+            others = {*range(len(self.ports))} - {self.own}
+            if number in others and isinstance(reason, str) and reason.isprintable():
                 self.reasons[number] = reason
                 if said.get("alone"):
                     self.failures[number] = reason

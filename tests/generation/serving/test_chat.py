@@ -72,6 +72,11 @@ def test_a_template_may_ask_whether_tools_are_none(tmp_path):
     assert load_template(tmp_path / "chat.jinja")(TALK[:1]) == "none"
 
 
+def test_json_in_a_template_may_be_ascii(tmp_path):
+    (tmp_path / "chat.jinja").write_text('{{ "é" | tojson }}{{ "é" | tojson(ensure_ascii=true) }}')
+    assert load_template(tmp_path / "chat.jinja")(TALK[:1]) == '"é""\\u00e9"'
+
+
 def test_the_names_of_transformers_are_there(tmp_path):
     file = tmp_path / "mine.jinja"
     file.write_text("{{ messages | tojson }}{{ strftime_now('%%') }}{{ none_given is defined }}")
