@@ -229,7 +229,7 @@ def tell_failure(reason: str) -> None:
 
 def failed_elsewhere() -> str | None:
     """Returns why another process of the job is about to end, if one has said so."""
-    return next((text for job, _ in _JOINED for text in [*job.failures.values()]), None)
+    return next((job.failure for job, _ in _JOINED if job.failure is not None), None)
 
 
 def _deserted(watch: Watch, error: BaseException) -> str | None:

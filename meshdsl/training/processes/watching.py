@@ -72,6 +72,13 @@ class JobProcesses:
         said = next(iter(self.reasons.values()), None)
         return said or report_ended(self.names(gone), stood_still, what)
 
+    @property
+    def failure(self) -> str | None:
+        """Why another process of the job is about to end by itself, if one has said so."""
+        # Anybody may connect, also before the number of processes is known.
+        known = (text for n, text in [*self.failures.items()] if 0 <= n < len(self.ports))
+        return next(known, None)
+
     def names(self, numbers: Sequence[int]) -> list[str]:
         return [f"process {n} on {self.hosts[n][-1]}" for n in numbers]
 
@@ -119,8 +126,8 @@ class JobProcesses:
                 text += data
             said = json.loads(text) if text else {}
             number, reason = said["process"], said["reason"]
-            others = {*range(len(self.ports))} - {self.own}
-            if number in others and isinstance(reason, str) and reason.isprintable():
+            other = type(number) is int and number != self.own
+            if other and isinstance(reason, str) and reason.isprintable():
                 self.reasons[number] = reason
                 if said.get("alone"):
                     self.failures[number] = reason

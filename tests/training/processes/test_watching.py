@@ -149,6 +149,20 @@ def test_what_no_process_says_changes_no_reason(three):
     assert first.reasons == {1: "two lines"}
 
 
+def test_a_failure_is_that_of_another_process_of_the_job(three):
+    first = three[0]
+    for number in ("7", "-1", "0", "true", '"1"'):
+        with socket.create_connection(("localhost", first.ports[0])) as stranger:
+            words = f'{{"process": {number}, "reason": "x", "alone": true}}'
+            stranger.sendall(words.encode())
+    three[1].say("process 2 has ended")
+    until(lambda: 1 in first.reasons)
+    assert first.failure is None
+    three[1].say("the disk is full", alone=True)
+    until(lambda: first.failure)
+    assert first.failure == "the disk is full"
+
+
 def test_a_stranger_that_says_nothing_is_not_waited_for(three, monkeypatch):
     monkeypatch.setattr(watching, "_HEARING", 0.05)
     with socket.create_connection(("localhost", three[0].ports[0])):
