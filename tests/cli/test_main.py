@@ -49,7 +49,7 @@ def test_the_package_and_the_module_of_the_script_run_it(module):
 def test_an_unknown_command(capsys):
     assert refused(capsys, "trian") == (
         "meshdsl: unknown command 'trian'; choose one of train, launch, explain, compile, plan, "
-        "explore, sweep, calibrate, generate, evaluate, export, runs, plot, names, doctor. "
+        "explore, sweep, calibrate, generate, serve, evaluate, export, runs, plot, names, doctor. "
         "Did you mean `train`?\n"
     )
 
