@@ -91,7 +91,7 @@ def test_a_sum_of_a_renamed_dim_sends_what_is_left():
 )
 def test_a_dim_that_changes_its_size_is_moved_when_it_is_small(function, sent):
     program = lowered(function, random([batch, length, channels]), layout=LAYOUT, mesh=MESH)
-    assert program.wire_bytes <= 2 * sent  # of float64; 114,688 to gather it before
+    assert program.wire_bytes == 2 * sent  # of float64; 114,688 to gather it before
 
 
 def test_what_is_needed_as_the_rules_say_is_moved_once():
@@ -141,6 +141,14 @@ def test_a_loop_gets_and_gives_what_the_rules_say():
     ]
 
 
+# Bytes per byte of an element where a slice is gathered in shards: less than to add it up.
+_GATHERED = {
+    ("model:8", 7, 9): 84,
+    ("model:3", 3, 60): 128,
+    ("model:3", 30, 50, "float64"): 672,  # one collective more, whose start costs as 1,024 bytes
+}
+
+
 @pytest.mark.parametrize("dtype", ["float64", "bool", "int8"])
 @pytest.mark.parametrize("mesh", ["model:8", "model:3", "model:5"])
 @pytest.mark.parametrize(
@@ -153,8 +161,10 @@ def test_a_short_slice_of_a_renamed_dim_sends_the_slice(start, stop, step, mesh,
         x = md.named((np.arange(32 * 64).reshape(32, 64) % 5 > 2).astype(dtype), [length, channels])
     program = lowered(lambda x: free(x)["free", start:stop:step], x, layout=LAYOUT, mesh=mesh)
     rows, devices = len(range(start, stop, step)), int(mesh[-1])
-    summed = 2 * (devices - 1) / devices * rows * length.size * x.dtype.itemsize
-    assert program.wire_bytes <= summed * (1 + 1e-9)  # less, if it comes in shards to be gathered
+    summed = 2 * (devices - 1) / devices * rows * length.size
+    case = mesh, start, stop
+    sent = _GATHERED.get(case, _GATHERED.get((*case, dtype), summed))
+    assert sent <= summed and program.wire_bytes == pytest.approx(sent * x.dtype.itemsize)
 
 
 @pytest.mark.parametrize("size", [7, 9, 11, 13])
