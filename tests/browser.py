@@ -165,6 +165,11 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if wanted else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
+    def screen(self, width: int, height: int = 900, mobile: bool = False) -> None:
+        """Sets the size of the screen."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+
     def call(self, method: str, **params: object) -> dict:
         """Calls a method of the DevTools protocol and returns its result."""
         self._count += 1

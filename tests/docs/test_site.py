@@ -118,13 +118,7 @@ def test_the_site_in_a_browser(page):
     asked = [one for one in opened.requests if not one.startswith((address, "data:", "blob:"))]
     assert asked == [] and opened.problems == []
 
-    opened.call(
-        "Emulation.setDeviceMetricsOverride",
-        width=420,
-        height=800,
-        deviceScaleFactor=1,
-        mobile=True,
-    )
+    opened.screen(420, 800, mobile=True)
     for name in ("index", "guides/choose-a-layout", "reference/flags", "reference/tensors"):
         go(opened, f"{address}/{name}.html")
         assert opened.evaluate("document.documentElement.scrollWidth") <= 420, name

@@ -10,7 +10,6 @@ from meshdsl.reports.explain.values import as_values
 from meshdsl.reports.explore.choices import Choice
 from meshdsl.reports.explore.packing import Packing
 from meshdsl.reports.explore.page import page
-from tests.browser import Browser, missing
 from tests.reports.explain.steps import explained
 
 BASE = "batch:data; heads:model; d_ff:model"
@@ -35,7 +34,6 @@ HEAD = {
 }
 FOUND = "document.querySelector('.meshdsl').dataset.plan"
 REFUSED = Choice(MESH, f"{BASE}; embed:data")
-pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +65,6 @@ def packed(plans, more=0, **head):
     return packing
 
 
-@pytest.fixture(scope="module")
-def chromium():
-    with Browser() as browser:
-        yield browser
-
-
 @pytest.fixture
 def show(chromium, tmp_path):
     """Returns a function that opens the page of a packing, on a screen of some width."""
@@ -80,13 +72,7 @@ def show(chromium, tmp_path):
     def opened(packing, width=1300, dark=False):
         file = tmp_path / "explore.html"
         file.write_text(page(packing)[0], encoding="utf-8")
-        chromium.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=900,
-            deviceScaleFactor=1,
-            mobile=False,
-        )
+        chromium.screen(width)
         chromium.dark(dark)
         chromium.open(file)
         while not chromium.evaluate("document.querySelector('[data-explored]') !== null"):

@@ -4,17 +4,8 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from tests.browser import Browser, missing
 
 X = md.named(np.arange(512.0).reshape(8, 4, 16), ["batch", "heads", "embed"])
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    if missing():
-        pytest.skip(missing())
-    with Browser() as browser:
-        yield browser
 
 
 def cells():
@@ -31,13 +22,7 @@ def test_cells_follow_the_notebooks_theme_and_fit_its_width(chromium, tmp_path, 
     around = "<table><tr><th>a<td>b</table><dl><dt>c<dd>d</dl><p>e"
     start = f"<!doctype html><meta charset=utf-8><body data-jp-theme-light={light}>"
     file.write_text(f"{start}{around}", encoding="utf-8")
-    chromium.call(
-        "Emulation.setDeviceMetricsOverride",
-        width=width,
-        height=800,
-        deviceScaleFactor=1,
-        mobile=False,
-    )
+    chromium.screen(width)
     chromium.open(file)
     styles = (
         "JSON.stringify([...document.querySelectorAll('body > *:not(.meshdsl-cell), "

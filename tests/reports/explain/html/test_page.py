@@ -10,7 +10,6 @@ import pytest
 import meshdsl as md
 from meshdsl.lowering.costs.units import show_bytes
 from meshdsl.reports.explain import compare, explain
-from tests.browser import Browser, missing
 from tests.reports.explain.steps import LARGE, MEGATRON, explained
 
 FOUR_AXES = "slice@dcn:2,data:8,fsdp:4,model:8"
@@ -19,14 +18,6 @@ CELLS = (
     "[...document.querySelectorAll('{} tbody tr:not([hidden])')]"
     ".map(r => [...r.cells].map(c => [c.textContent.trim(), c.dataset.order ?? null]))"
 )
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    if missing():
-        pytest.skip(missing())
-    with Browser() as browser:
-        yield browser
 
 
 @pytest.fixture
@@ -281,8 +272,7 @@ def test_text_can_be_read_in_light_and_in_dark(show, dark):
 @pytest.mark.parametrize("width", [420, 800, 1600])
 def test_the_page_is_not_wider_than_its_window(show, width):
     browser = show(report_of("four axes"))
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.call("Emulation.setDeviceMetricsOverride", **size)
+    browser.screen(width)
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
 
 
