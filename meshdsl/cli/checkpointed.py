@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
+from meshdsl.cli import job as jobs
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.problems import Problems
+from meshdsl.cli.parsing.record_flags import values_of
+from meshdsl.lowering.options import Options
 from meshdsl.training.data.tokenizers import Tokenizer, check_vocabulary, load_tokenizer
 
 if TYPE_CHECKING:
+    from meshdsl.generation import Place
     from meshdsl.models import Model
     from meshdsl.training.checkpointing.stored_params import StoredParams
     from meshdsl.training.checkpointing.weights import Weights
@@ -23,6 +28,56 @@ OF_MODEL = ("model", "model_args", "lora", "policy", "tokenizer", "end_token")
 _FIXED = ("tokenizer", "end_token")  # another one makes other tokens, so the model reads nonsense
 _FRACTION = re.compile(r"Fraction\((\d+), (\d+)\)")
 _POLICY = re.compile(r"(\w+)=dtype\('?(\w+)'?\)")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model that a command uses; what a flag is wrong about is None.
+
+    Attributes:
+        stored: the parameters in the checkpoint of `--workdir`, if that is given.
+        weights: those of `--init_from`, if that is given.
+    """
+
+    stored: StoredParams | None
+    weights: Weights | None
+    model: Model | None
+    tokenizer: Tokenizer | None
+
+    @staticmethod
+    def of(
+        values: flags.FlagValues, problems: Problems, settings: Sequence[str] = OF_MODEL
+    ) -> Trained:
+        """Returns the model of the flags, whose devices are used from now on.
+
+        Args:
+            settings: the flags that get the values of the run, unless the user sets them.
+        """
+        devices = values.host_devices
+        jobs.use_host_devices(devices if isinstance(devices, int) else None)
+        stored = stored_params(values, problems, settings)
+        weights = weights_of(values, problems)
+        model = model_of(values, problems)
+        return Trained(stored, weights, model, tokenizer_of(values, model, problems))
+
+    def load(self, like: Any, places: Any) -> Any:
+        """Returns the parameters where they are wanted.
+
+        Raises:
+            ValueError: they are of another model, or cannot be read.
+        """
+        if self.stored is not None:
+            return self.stored.load(like, places)
+        assert self.weights is not None
+        return self.weights.load(like, places)
+
+
+def place_of(values: flags.FlagValues) -> Place:
+    """Returns where the programs of the flags run, and how they are lowered."""
+    from meshdsl.generation import Place
+
+    options = Options(**values_of(Options, values))
+    return Place(values.mesh_shape, values.layout, values.backend, options)
 
 
 def stored_params(
@@ -167,15 +222,3 @@ def check_mesh_and_out(values: flags.FlagValues, problems: Problems) -> None:
         )
     if values.out and Path(values.out).exists():
         problems.add(f"--out: {values.out} is there already; choose another name")
-
-
-def loaded(stored: StoredParams | None, weights: Weights | None, like: Any, places: Any) -> Any:
-    """Returns the parameters of a checkpoint, or those of weights, where they are wanted.
-
-    Raises:
-        ValueError: they are of another model, or cannot be read.
-    """
-    if stored is not None:
-        return stored.load(like, places)
-    assert weights is not None
-    return weights.load(like, places)

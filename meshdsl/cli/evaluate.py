@@ -11,18 +11,8 @@ import numpy as np
 from absl import flags
 
 from meshdsl.cli import job as jobs
-from meshdsl.cli.checkpointed import (
-    OF_MODEL,
-    check_mesh_and_out,
-    loaded,
-    model_of,
-    stored_params,
-    tokenizer_of,
-    weights_of,
-)
+from meshdsl.cli.checkpointed import OF_MODEL, Trained, check_mesh_and_out, place_of
 from meshdsl.cli.mistakes.problems import Problems
-from meshdsl.cli.parsing.record_flags import values_of
-from meshdsl.lowering.options import Options
 from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.files import find
 from meshdsl.training.reporting.output import tell
@@ -43,15 +33,11 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     Raises:
         ValueError: the user's mistakes, as many as possible in one error.
     """
-    from meshdsl.generation import Place
     from meshdsl.generation.scoring import Scorer
 
-    jobs.use_host_devices(values.host_devices if isinstance(values.host_devices, int) else None)
     own = not values["data"].present  # the text that the run has kept from training
-    stored = stored_params(values, problems, (*OF_MODEL, *_OF_DATA))
-    weights = weights_of(values, problems)
-    model = model_of(values, problems)
-    tokenizer = tokenizer_of(values, model, problems)
+    trained = Trained.of(values, problems, (*OF_MODEL, *_OF_DATA))
+    stored, model, tokenizer = trained.stored, trained.model, trained.tokenizer
     with problems.caught("--data"):
         find([name for entry in parse_entries(values.data) for name in entry.patterns])
     check_mesh_and_out(values, problems)
@@ -66,14 +52,9 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
         length=length,
         packed=values.packing,
         precision=values.precision,
-        place=Place(
-            values.mesh_shape,
-            values.layout,
-            values.backend,
-            Options(**values_of(Options, values)),
-        ),
+        place=place_of(values),
     )
-    scorer.load(loaded(stored, weights, scorer.like, scorer.places()))
+    scorer.load(trained.load(scorer.like, scorer.places()))
     most = values.eval_batches if values["eval_batches"].present else None
     scores = {
         name: scorer.score(source, _spread(len(source), most, batch_size))

@@ -12,19 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from meshdsl.cli import job as jobs
-from meshdsl.cli.checkpointed import (
-    check_mesh_and_out,
-    loaded,
-    model_of,
-    stored_params,
-    tokenizer_of,
-    weights_of,
-)
+from meshdsl.cli.checkpointed import Trained, check_mesh_and_out, place_of
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.problems import Problems
-from meshdsl.cli.parsing.record_flags import values_of
-from meshdsl.lowering.options import Options
 from meshdsl.training.reporting.output import tell
 
 if TYPE_CHECKING:
@@ -50,13 +40,8 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     Raises:
         ValueError: the user's mistakes, as many as possible in one error.
     """
-    from meshdsl.generation import Place
-
-    jobs.use_host_devices(values.host_devices if isinstance(values.host_devices, int) else None)
-    stored = stored_params(values, problems)
-    weights = weights_of(values, problems)
-    model = model_of(values, problems)
-    tokenizer = tokenizer_of(values, model, problems)
+    trained = Trained.of(values, problems)
+    model, tokenizer = trained.model, trained.tokenizer
     asked = _asked(values, problems)
     sampling = _sampling(values, problems)
     check_mesh_and_out(values, problems)
@@ -64,16 +49,9 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     assert model is not None and tokenizer is not None and sampling is not None
     longest = _longest(values, model, tokenizer, asked.prompts, problems)
     problems.check()
-    place = Place(
-        values.mesh_shape,
-        values.layout,
-        values.backend,
-        Options(**values_of(Options, values)),
-    )
     at_once = min(values.batch_size or _AT_ONCE, len(asked.prompts))
-    writer = _writer(values, model, longest, at_once, sampling, place)
-    like = writer.programs.like
-    writer.load(loaded(stored, weights, like, writer.programs.places()))
+    writer = _writer(values, model, longest, at_once, sampling, place_of(values))
+    writer.load(trained.load(writer.programs.like, writer.programs.places()))
     stop = [text.replace("\\n", "\n").replace("\\t", "\t") for text in values.stop or ()]
     if values.out:
         _to_file(values, writer, tokenizer, asked, stop)

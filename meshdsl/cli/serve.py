@@ -10,19 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from meshdsl.cli import job as jobs
-from meshdsl.cli.checkpointed import (
-    check_mesh_and_out,
-    loaded,
-    model_of,
-    stored_params,
-    tokenizer_of,
-    weights_of,
-)
+from meshdsl.cli.checkpointed import Trained, check_mesh_and_out, place_of
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.problems import Problems
-from meshdsl.cli.parsing.record_flags import values_of
-from meshdsl.lowering.options import Options
 from meshdsl.training.reporting.output import tell
 
 if TYPE_CHECKING:
@@ -41,11 +31,8 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
         ValueError: the user's mistakes, as many as possible in one error.
     """
     server_of = _server_of(problems)
-    jobs.use_host_devices(values.host_devices if isinstance(values.host_devices, int) else None)
-    stored = stored_params(values, problems)
-    weights = weights_of(values, problems)
-    model = model_of(values, problems)
-    tokenizer = tokenizer_of(values, model, problems)
+    trained = Trained.of(values, problems)
+    model, tokenizer = trained.model, trained.tokenizer
     template = _template(values, problems)
     ends = _ends(values, tokenizer, problems)
     check_mesh_and_out(values, problems)
@@ -54,16 +41,13 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     assert model is not None and tokenizer is not None
     listener = _listener(values.host, values.port)
 
-    from meshdsl.generation import Place, RowWriter
+    from meshdsl.generation import RowWriter
     from meshdsl.generation.serving import Engine
     from meshdsl.generation.serving.app import Service, application
 
-    place = Place(
-        values.mesh_shape, values.layout, values.backend, Options(**values_of(Options, values))
-    )
-    writer = RowWriter(model, context=context, rows=values.batch_size or _ROWS, place=place)
-    like, places = writer.programs.like, writer.programs.places()
-    writer.load(loaded(stored, weights, like, places))
+    rows, place = values.batch_size or _ROWS, place_of(values)
+    writer = RowWriter(model, context=context, rows=rows, place=place)
+    writer.load(trained.load(writer.programs.like, writer.programs.places()))
     writer.warm_up()
     name = Path(values.workdir or values.init_from).expanduser().resolve().name
     service = Service(Engine(writer, values.waiting), tokenizer, name, template, ends)
