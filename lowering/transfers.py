@@ -106,10 +106,10 @@ class Chain:
 def chains_of(collective: Instruction, mesh: Mesh, hardware: Hardware) -> tuple[Chain, ...]:
     """Returns what is sent for a collective; its chains do not need each other.
 
-    chains_of(collective, Mesh.parse("data:64"), hardware("v5p"))
+    chains_of(collective, Mesh.parse("data:64"), find_hardware("v5p"))
     """
     if not hardware.torus:
-        return (whole(collective, mesh),)
+        return (in_one_transfer(collective, mesh),)
     parts = collective.parts
     together = packed(parts)
     groups = [[number] for number in range(len(parts)) if number not in together]
@@ -121,7 +121,7 @@ def chains_of(collective: Instruction, mesh: Mesh, hardware: Hardware) -> tuple[
     )
 
 
-def whole(collective: Instruction, mesh: Mesh) -> Chain:
+def in_one_transfer(collective: Instruction, mesh: Mesh) -> Chain:
     """Returns a collective as one transfer."""
     sent = Transfer(
         collective.op, axes_of(collective), wire_of(collective, mesh), collective.source
@@ -154,11 +154,11 @@ def _in_steps(
     if len(steps) == 1:
         steps = [Step(axes, mesh.extent(axes))]
     shard = payload / mesh.extent(axes)
-    found: list[Transfer] = []
+    steps_sent: list[Transfer] = []
     for step in steps:  # as a gather takes them
         full = shard * step.devices
         result = full if op == "all_gather" else shard
         wire = wire_bytes(op, full, step.devices)
-        found.append(Transfer(op, step.axes, wire, source, result < TILE and not fills))
+        steps_sent.append(Transfer(op, step.axes, wire, source, result < TILE and not fills))
         shard = full
-    return found if op == "all_gather" else found[::-1]
+    return steps_sent if op == "all_gather" else steps_sent[::-1]

@@ -52,12 +52,12 @@ def queued(
             there but for what other transfers bring.
     """
     if in_turn:
-        found: list[Step] = []
+        ordered: list[Step] = []
         for at, step in enumerate([*steps, None]):
-            found += starts.get(at, ())
+            ordered += starts.get(at, ())
             if step is not None:
-                found.append(step)
-        return found
+                ordered.append(step)
+        return ordered
     return _Queue(steps, starts, time).run()
 
 
@@ -83,7 +83,7 @@ class _Queue:
         self.blocked: dict[Key, list[Start]] = {}
         self.arrivals: dict[Key, int] = {}
         self.free: dict[Link, int] = {}
-        self.found: list[Step] = []
+        self.ordered: list[Step] = []
 
     def run(self) -> list[Step]:
         for position, step in enumerate(self.steps):
@@ -99,12 +99,12 @@ class _Queue:
             else:
                 self.now += self.time(step)
             self._begin_until(self.now)
-            self.found.append(step)
+            self.ordered.append(step)
         self._add(len(self.steps))
         while self.ready:
             self._begin_next()
         assert not self.blocked, "transfers that need each other"
-        return self.found
+        return self.ordered
 
     def _add(self, position: int) -> None:
         for start in self.starts.get(position, ()):
@@ -132,6 +132,6 @@ class _Queue:
         end = max([ready, *(self.free.get(link, 0) for link in start.links)]) + start.time
         self.free.update(dict.fromkeys(start.links, end))
         self.arrivals[start.key] = end
-        self.found.append(start)
+        self.ordered.append(start)
         for other in self.blocked.pop(start.key, ()):
             self._wait_or_push(other)

@@ -56,7 +56,7 @@ from meshdsl.lowering.program import (
     Value,
     wire_bytes,
 )
-from meshdsl.lowering.transfers import Chain, Transfer, chains_of, whole
+from meshdsl.lowering.transfers import Chain, Transfer, chains_of, in_one_transfer
 from meshdsl.tensors.dtypes import is_float8
 from meshdsl.tracing.source import Source
 
@@ -345,7 +345,7 @@ class _Writer:
         """Returns what is sent for a collective: chains of transfers, with their times."""
         if instruction not in self.collectives:
             if self.measured is not None:
-                chains: tuple[Chain, ...] = (whole(instruction, self.mesh),)
+                chains: tuple[Chain, ...] = (in_one_transfer(instruction, self.mesh),)
             else:
                 chains = chains_of(instruction, self.mesh, self.hardware)
             self.collectives[instruction] = tuple(

@@ -38,15 +38,15 @@ def _rewrite(graph: Graph, placed: Placed) -> Graph:
     readers = Counter(t for op in graph.operations for t in op.inputs)
     readers.update(graph.outputs)
     readers.update([*graph.names])
-    found = {op: _chain(op, made, readers, placed) for op in graph.operations if merges}
-    starts = Counter(chain[0] for chain in found.values() if chain)
+    chains = {op: _chain(op, made, readers, placed) for op in graph.operations if merges}
+    starts = Counter(chain[0] for chain in chains.values() if chain)
     operations: list[Operation] = []
     changed = False
     for op in graph.operations:
         bodies = {k: _rewrite(v, placed) for k, v in op.params.items() if isinstance(v, Graph)}
         if any(bodies[name] is not op.params[name] for name in bodies):
             op, changed = replace(op, params={**op.params, **bodies}), True
-        chain = found.get(op)
+        chain = chains.get(op)
         reduced = []
         if chain and starts[chain[0]] == readers[chain[0].outputs[0]]:
             reduced = _reduced(op, chain)

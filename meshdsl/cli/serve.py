@@ -34,7 +34,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     trained = Trained.of(values, problems)
     model, tokenizer = trained.model, trained.tokenizer
     template = _template(values, problems)
-    ends = _ends(values, tokenizer, problems)
+    stop_tokens = _stop_tokens(values, tokenizer, problems)
     check_mesh_and_out(values, problems)
     context = _context(values, model, problems)
     problems.check()
@@ -50,7 +50,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     writer.load(trained.load(writer.programs.like, writer.programs.places()))
     writer.warm_up()
     name = Path(values.workdir or values.init_from).expanduser().resolve().name
-    service = Service(Engine(writer, values.waiting), tokenizer, name, template, ends)
+    service = Service(Engine(writer, values.waiting), tokenizer, name, template, stop_tokens)
     address = f"http://{_written(values.host)}:{listener.getsockname()[1]}/v1"
     tell(
         f"{name} answers at {address}: {writer.rows} texts at once, of {context:,} tokens each; "
@@ -98,16 +98,16 @@ def _template(values: flags.FlagValues, problems: Problems) -> Template | None:
     return None
 
 
-def _ends(
+def _stop_tokens(
     values: flags.FlagValues, tokenizer: Tokenizer | None, problems: Problems
 ) -> frozenset[int]:
     """Returns the tokens that end an answer of a chat, beside the tokenizer's own."""
-    from meshdsl.generation.serving.chat import ends_of
+    from meshdsl.generation.serving.chat import stop_tokens_of
 
     if tokenizer is None or not isinstance(values.tokenizer, str):
         return frozenset()
     with problems.caught("--tokenizer"):
-        return ends_of(tokenizer, values.tokenizer)
+        return stop_tokens_of(tokenizer, values.tokenizer)
     return frozenset()
 
 

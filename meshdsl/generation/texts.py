@@ -23,7 +23,7 @@ class Text:
 
     Attributes:
         prompt: what it follows.
-        ends: tokens that end it, beside the tokenizer's end token.
+        stop_tokens: tokens that end it, beside the tokenizer's end token.
         tokens: those written, without the one that ended the text.
         written: the text so far, up to what may still change.
         finish: "end" (the tokenizer's end token), "stop" (a stop string), "length" (the
@@ -33,7 +33,7 @@ class Text:
     prompt: str
     tokenizer: Tokenizer
     stop: Sequence[str] = ()
-    ends: Collection[int] = ()
+    stop_tokens: Collection[int] = ()
     tokens: list[int] = field(default_factory=list)
     written: str = ""
     finish: Literal["end", "stop", "length"] | None = None
@@ -43,7 +43,7 @@ class Text:
 
     def add(self, token: int) -> str:
         """Adds the next token; returns the text that is certain with it."""
-        if token == self.tokenizer.end or token in self.ends:
+        if token == self.tokenizer.end or token in self.stop_tokens:
             return self.close("end")
         self.tokens.append(token)
         return self._up_to_stop(self._fresh())

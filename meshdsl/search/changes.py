@@ -69,7 +69,7 @@ def single_changes(
         _added(program, _stored_rules(program)),
         _meshes(program),
         (Change(f"--microbatches={n}", layout, mesh, microbatches=n) for n in microbatches),
-        _added(program, islice(_free_rules(program), _RULES)),
+        islice(_added(program, _free_rules(program)), _RULES),
         (Change(f"--remat={kind}", layout, mesh, remat=kind) for kind in remats),
         _without(program),
     ]
@@ -98,15 +98,15 @@ def try_changes(
     """
     count = sum(1 for _ in program.block.walk())
     limit = max(_LEAST, min(most, round(most * _LIGHT / max(1, count))))
-    found = [_tried("", program, hardware)]
+    tried = [_tried("", program, hardware)]
     for change in changes:
-        if len(found) > limit:
+        if len(tried) > limit:
             break
         try:
-            found.append(_tried(change.how, write(change), hardware))
+            tried.append(_tried(change.how, write(change), hardware))
         except ValueError:
             continue
-    return tuple(found)
+    return tuple(tried)
 
 
 def _tried(how: str, program: SpmdProgram, hardware: Hardware) -> Tried:

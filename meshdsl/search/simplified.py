@@ -26,15 +26,15 @@ def simplified(search: Search, plans: Plans, share: float) -> Plans:
     """
     limit = (1 + share) * plans.best.seconds
     near = [plan for plan in plans.plans if plan.seconds <= limit]
-    found = min(near, key=lambda plan: (len(plan.point.layout.rules), plan.seconds))
+    plan = min(near, key=lambda plan: (len(plan.point.layout.rules), plan.seconds))
     while fewer := min(
-        _without_one(search, found, limit), key=lambda plan: plan.seconds, default=None
+        _without_one(search, plan, limit), key=lambda plan: plan.seconds, default=None
     ):
-        found = fewer
-    if len(found.point.layout.rules) == len(plans.best.point.layout.rules):
+        plan = fewer
+    if len(plan.point.layout.rules) == len(plans.best.point.layout.rules):
         return plans
-    others = (plan for plan in plans.plans if plan is not found)
-    return replace(plans, plans=(found, *others), simplified_from=plans.best)
+    others = (other for other in plans.plans if other is not plan)
+    return replace(plans, plans=(plan, *others), simplified_from=plans.best)
 
 
 def _without_one(search: Search, plan: Plan, limit: float) -> Iterator[Plan]:

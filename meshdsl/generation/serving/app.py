@@ -48,7 +48,7 @@ class Service:
         tokenizer: of the model.
         model: its name for clients.
         template: of chats. None: chats are refused.
-        ends: tokens that end an answer of a chat, beside the tokenizer's own.
+        stop_tokens: tokens that end an answer of a chat, beside the tokenizer's own.
         body_bytes: the most bytes of a request's body.
         body_seconds: the time in which a body must have come.
         created: when the model was, for clients: in seconds since 1970.
@@ -58,7 +58,7 @@ class Service:
     tokenizer: Tokenizer
     model: str
     template: Template | None = None
-    ends: frozenset[int] = frozenset()
+    stop_tokens: frozenset[int] = frozenset()
     body_bytes: int = 2**20
     body_seconds: float = 30.0
     created: int = field(default_factory=lambda: int(time.time()))
@@ -221,12 +221,12 @@ class _Server:
                 ) from None
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         encoded = iter(prompt_tokens(service.tokenizer, texts, service.engine.writer.start))
-        found: list[tuple[str, Sequence[int]]] = []
+        encoded_prompts: list[tuple[str, Sequence[int]]] = []
         for prompt in prompts:
             text, tokens = (prompt, next(encoded)) if isinstance(prompt, str) else ("", prompt)
             self._check_fits(tokens, asked)
-            found.append((text, tokens))
-        return found
+            encoded_prompts.append((text, tokens))
+        return encoded_prompts
 
     def _check_fits(self, tokens: Sequence[int], asked: Asked) -> None:
         param = "messages" if asked.messages else "prompt"
@@ -265,7 +265,7 @@ class _Server:
                     text,
                     service.tokenizer,
                     asked.stop,
-                    service.ends if asked.messages else frozenset(),
+                    service.stop_tokens if asked.messages else frozenset(),
                 ),
                 sampling=asked.sampling,
                 most=asked.most or service.engine.writer.room(len(tokens)),

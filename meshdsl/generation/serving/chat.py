@@ -60,23 +60,23 @@ def load_template(path: str | Path) -> Template:
     return _compiled(text, names, path)
 
 
-def ends_of(tokenizer: Tokenizer, path: str | Path) -> frozenset[int]:
+def stop_tokens_of(tokenizer: Tokenizer, path: str | Path) -> frozenset[int]:
     """Returns the tokens that end an answer, beside the tokenizer's own, by the files beside it.
 
     `generation_config.json` has their numbers, `tokenizer_config.json` the text of one.
     """
     folder = Path(path).expanduser().parent
-    found: set[int] = set()
+    stop_tokens: set[int] = set()
     if (file := folder / "generation_config.json").is_file():
         numbers = _configuration(file).get("eos_token_id")
         numbers = numbers if isinstance(numbers, list) else [numbers]
-        found |= {number for number in numbers if isinstance(number, int)}
+        stop_tokens |= {number for number in numbers if isinstance(number, int)}
     if (file := folder / "tokenizer_config.json").is_file():
         text = _token(_configuration(file).get("eos_token"))
         tokens = [int(token) for token in tokenizer.encode([text.encode()])[0]]
         if text and len(tokens) == 2:  # it, and the end of the document
-            found.add(tokens[0])
-    return frozenset(found)
+            stop_tokens.add(tokens[0])
+    return frozenset(stop_tokens)
 
 
 def _configuration(file: Path) -> dict[str, Any]:

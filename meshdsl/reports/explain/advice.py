@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from meshdsl.search.changes import Tried
 
 _KEPT = ("activations", "working")
-_MOST = 3  # changes that are told
-_LESS = 0.95  # the share of the memory from which a change is told to use less
+_MOST = 3  # changes that are listed
+_LESS = 0.95  # the share of the memory from which a change is listed as use less
 _SLOWER = 1.5  # what uses less may take this multiple of the time
-_FASTER = 0.99  # the share of the time from which a change is told to be faster
+_FASTER = 0.99  # the share of the time from which a change is listed as be faster
 
 
 def advice(program: SpmdProgram, parts: Sequence[Part], changes: Sequence[Tried] = ()) -> str:
@@ -35,7 +35,7 @@ def advice(program: SpmdProgram, parts: Sequence[Part], changes: Sequence[Tried]
         changes: the step as it is, and with single changes, if they were tried.
     """
     if changes:
-        return _told(changes[0], smaller(changes))
+        return _listed(changes[0], smaller(changes))
     if program.mesh.size > 1 and not program.layout.rules:
         axis = program.mesh.names[0]
         return f"no layout: all devices do the same work. Begin with --layout=batch:{axis}"
@@ -50,7 +50,7 @@ def advice(program: SpmdProgram, parts: Sequence[Part], changes: Sequence[Tried]
 
 def to_be_faster(changes: Sequence[Tried]) -> str:
     """Returns the changes that take less time and fit, the best first, or an empty string."""
-    return _told(changes[0], faster(changes)) if changes else ""
+    return _listed(changes[0], faster(changes)) if changes else ""
 
 
 def faster(changes: Sequence[Tried]) -> list[Tried]:
@@ -64,7 +64,7 @@ def smaller(changes: Sequence[Tried]) -> list[Tried]:
     """Returns the changes that use less memory, the best first.
 
     If the step fits, the best is the one with the least product of memory and time. If it does not,
-    those that fit are told, or else those with the least memory.
+    those that fit are listed, or else those with the least memory.
     """
     now, *rest = changes
     better = [row for row in rest if row.peak_bytes < _LESS * now.peak_bytes]
@@ -76,7 +76,7 @@ def smaller(changes: Sequence[Tried]) -> list[Tried]:
     return sorted(better, key=lambda row: row.peak_bytes)
 
 
-def _told(now: Tried, better: Sequence[Tried]) -> str:
+def _listed(now: Tried, better: Sequence[Tried]) -> str:
     """Returns changes with their figures: "`embed:data`: 2.1 GiB, 1.2 s"."""
     if not better:
         return ""

@@ -118,7 +118,7 @@ class Shown:
 
     def _total(self) -> str:
         root = self.root
-        text = f"{root.leaves:,} arrays, {root.count:,} elements, {show_bytes(root.bytes)}"
+        text = f"{root.arrays:,} arrays, {root.count:,} elements, {show_bytes(root.bytes)}"
         if self.mesh is None:
             return text
         return f"{text}; on {self.mesh}, a device holds {show_bytes(root.local_bytes)}"

@@ -41,7 +41,7 @@ class Node:
         count: the elements of all arrays below.
         bytes: the bytes of all arrays below.
         local_bytes: what one device holds of them.
-        leaves: how many arrays are below.
+        arrays: how many arrays are below.
         where: of an array, its layout on its mesh, if that is known.
     """
 
@@ -52,7 +52,7 @@ class Node:
     count: int = 0
     bytes: int = 0
     local_bytes: int = 0
-    leaves: int = 0
+    arrays: int = 0
     where: tuple[TensorLayout, Mesh] | None = None
 
 
@@ -88,7 +88,7 @@ def tree(value: Any, placing: Placing = placed, key: str = "", path: str = "") -
         count=sum(child.count for child in children),
         bytes=sum(child.bytes for child in children),
         local_bytes=sum(child.local_bytes for child in children),
-        leaves=sum(child.leaves for child in children),
+        arrays=sum(child.arrays for child in children),
     )
 
 
@@ -146,9 +146,9 @@ def _name(node: Node) -> Html | None:
 def _summary(node: Node) -> list[Child]:
     kind = type(node.value).__name__
     parts: list[Child] = [tag("b", kind), quiet(f" {_static(node.value)}")]
-    if not node.leaves:
+    if not node.arrays:
         return parts
-    arrays = f"{node.leaves:,} array{'s' if node.leaves > 1 else ''}"
+    arrays = f"{node.arrays:,} array{'s' if node.arrays > 1 else ''}"
     text = f"{arrays}, {node.count:,} elements, {show_bytes(node.bytes)}"
     if node.local_bytes < node.bytes:
         text += f", {show_bytes(node.local_bytes)} on a device"
@@ -171,7 +171,7 @@ def _short(value: Any) -> str:
 def leaf_line(node: Node) -> list[Child]:
     """Returns what one value of a tree is: dtype, dims and bytes of an array."""
     value = node.value
-    if not node.leaves:
+    if not node.arrays:
         return [tag("code", _short(value))]
     if not isinstance(value, Tensor | Spec):
         sizes = " × ".join(map(str, value.shape)) or "a number"

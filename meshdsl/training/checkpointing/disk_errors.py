@@ -108,7 +108,7 @@ class Writing:
 
         # Orbax's wait cannot be interrupted; if it goes on, nothing but this thread waits for it.
         threading.Thread(target=run, daemon=True).start()
-        with self.told():
+        with self.reported_to_all():
             while not ended.wait(_LOOK) and self.logs.failure is None:
                 if reason := failed_elsewhere():
                     raise ValueError(reason)
@@ -116,7 +116,7 @@ class Writing:
                 raise error
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def reported_to_all(self) -> Iterator[None]:
         """Reports as `reported` does, to the other processes too: they end with the same cause."""
         try:
             with self.reported():

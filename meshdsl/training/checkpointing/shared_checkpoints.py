@@ -73,7 +73,7 @@ class SharedFolder:
         self.wait()  # a checkpoint is sealed before it can be deleted for this one
         began = time.monotonic()
         self._writing.begins()
-        with self._writing.told():
+        with self._writing.reported_to_all():
             self._manager.save(step, args=items, metrics=metrics, force=True)
         self._seals.add(step, began)
 

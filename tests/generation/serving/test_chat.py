@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from meshdsl.generation.serving.chat import Unfit, ends_of, load_template, template_beside
+from meshdsl.generation.serving.chat import Unfit, load_template, stop_tokens_of, template_beside
 from meshdsl.training.data.tokenizers import Bytes
 
 # As Qwen's and Llama's folders have them, without the parts for tools.
@@ -103,13 +103,13 @@ def test_a_template_reaches_nothing_but_its_messages(tmp_path, text):
 
 
 def test_the_tokens_that_end_an_answer_are_those_of_the_folder(tmp_path):
-    assert ends_of(Bytes(), tmp_path / "tokenizer.json") == frozenset()
+    assert stop_tokens_of(Bytes(), tmp_path / "tokenizer.json") == frozenset()
     tokenizer = folder_of(tmp_path, eos_token="}")
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
-    assert ends_of(Bytes(), tokenizer) == {5, 7, ord("}")}
+    assert stop_tokens_of(Bytes(), tokenizer) == {5, 7, ord("}")}
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 5}')
     folder_of(tmp_path, eos_token=None)
-    assert ends_of(Bytes(), tokenizer) == {5}
+    assert stop_tokens_of(Bytes(), tokenizer) == {5}
 
 
 def test_mistakes_have_messages(tmp_path):
