@@ -263,12 +263,48 @@ class TransformerConfig:
             remat.read(self.remat)
         except ValueError as error:
             problems.append(f"remat: {error}")
-        if problems:
-            return problems
+        if not problems:  # else what follows may divide by nothing
+            problems = [
+                *self._attention_misfits(),
+                *self._rotary_misfits(),
+                *self._expert_misfits(),
+            ]
+        return problems
+
+    def _attention_misfits(self) -> list[str]:
+        problems = []
         if self.kv is None and self.embed % self.heads:
             problems.append(f"embed={self.embed} does not divide into heads={self.heads}; give kv")
         if self.heads % self.kv_heads_size:
             problems.append(f"heads={self.heads} do not share kv_heads={self.kv_heads} equally")
+        if self.query_scale is not None and not self.scaled:
+            problems.append(f"query_scale={self.query_scale:g} needs scaled=true")
+        for name in ("query_scale", "attention_soft_cap", "logit_soft_cap"):
+            if getattr(self, name) == 0:
+                problems.append(f"{name}=0: needs to be above 0")
+        if self.window_pattern and self.window is None:
+            problems.append("window_pattern says which layers have a window; give window")
+        if self.window_pattern and (
+            {*self.window_pattern} - {0, 1} or not any(self.window_pattern)
+        ):
+            problems.append(
+                f"window_pattern={self.window_pattern}: needs 1 or 0 for each layer, and a 1"
+            )
+        if self.window_pattern and self.dense_layers:
+            problems.append("window_pattern is for layers of one kind; leave dense_layers out")
+        if self.attention == "latent":
+            multihead = "qkv_bias query_key_norm window_pattern attention_soft_cap"
+            for name in (*multihead.split(), "rotary_window_base"):
+                if getattr(self, name):
+                    problems.append(f"{name} is for multi-head attention; leave it out")
+            if self.kv_heads is not None:
+                problems.append("latent attention has keys for every head; leave kv_heads out")
+            if self.positions != "rotary":
+                problems.append(f"latent attention needs positions=rotary, not {self.positions}")
+        return problems
+
+    def _rotary_misfits(self) -> list[str]:
+        problems = []
         turned = "rotary_kv" if self.attention == "latent" else "kv"
         size = getattr(self, f"{turned}_size")
         if self.positions == "rotary" and size % 2:
@@ -303,30 +339,10 @@ class TransformerConfig:
             problems.append(
                 f"rotary_low={self.rotary_low:g} needs to be below rotary_high={self.rotary_high:g}"
             )
-        if self.query_scale is not None and not self.scaled:
-            problems.append(f"query_scale={self.query_scale:g} needs scaled=true")
-        for name in ("query_scale", "attention_soft_cap", "logit_soft_cap"):
-            if getattr(self, name) == 0:
-                problems.append(f"{name}=0: needs to be above 0")
-        if self.window_pattern and self.window is None:
-            problems.append("window_pattern says which layers have a window; give window")
-        if self.window_pattern and (
-            {*self.window_pattern} - {0, 1} or not any(self.window_pattern)
-        ):
-            problems.append(
-                f"window_pattern={self.window_pattern}: needs 1 or 0 for each layer, and a 1"
-            )
-        if self.window_pattern and self.dense_layers:
-            problems.append("window_pattern is for layers of one kind; leave dense_layers out")
-        if self.attention == "latent":
-            multihead = "qkv_bias query_key_norm window_pattern attention_soft_cap"
-            for name in (*multihead.split(), "rotary_window_base"):
-                if getattr(self, name):
-                    problems.append(f"{name} is for multi-head attention; leave it out")
-            if self.kv_heads is not None:
-                problems.append("latent attention has keys for every head; leave kv_heads out")
-            if self.positions != "rotary":
-                problems.append(f"latent attention needs positions=rotary, not {self.positions}")
+        return problems
+
+    def _expert_misfits(self) -> list[str]:
+        problems = []
         if self.experts and self.experts_per_token > self.experts:
             problems.append(
                 f"experts_per_token={self.experts_per_token} of experts={self.experts}: too many"
