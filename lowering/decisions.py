@@ -99,7 +99,7 @@ def decide(
     def fits(choice: Choice) -> bool:
         return evaluate(choice).peak_bytes <= allowed
 
-    def told(way: _Way, other: Choice, decision: _Switch, is_open: bool) -> _Way:
+    def decided(way: _Way, other: Choice, decision: _Switch, is_open: bool) -> _Way:
         """Returns a way with one more decision, which rejected another choice."""
         best, decisions = way
         chosen, rejected = (
@@ -110,10 +110,10 @@ def decide(
     def faster(way: _Way, other: Choice, decision: _Switch, more: Sequence[_Switch] = ()) -> _Way:
         """Returns the faster of a way and of another choice, which is improved too."""
         if not fits(other):
-            return told(way, other, decision, False)
+            return decided(way, other, decision, False)
         rival = improved(other, more)
         ways = sorted([way, rival], key=lambda way: evaluate(way[0]).seconds)
-        return told(ways[0], ways[1][0], decision, True)
+        return decided(ways[0], ways[1][0], decision, True)
 
     def with_moves_by_time(way: _Way) -> _Way:
         """Returns the faster of a way and of one whose moves take least time; itself if equal."""
@@ -125,7 +125,7 @@ def decide(
         if its == others:
             return way
         if others.seconds >= (1 - _GAIN) * its.seconds:
-            return told(way, other, _MOVES, fits(other))
+            return decided(way, other, _MOVES, fits(other))
         return faster(way, other, _MOVES, [_PRODUCTS])
 
     way = improved(best)

@@ -169,15 +169,10 @@ def _by(
     choice: Choice | None,
 ) -> Stages:
     """Lowers a simplified graph, by one schedule if it is a pipeline."""
-    mesh, layout = simplified.mesh, simplified.layout
-    given_layout = layout
+    given_layout = simplified.layout
     pipeline = _pipelined(simplified, options)
-    if pipeline is not None:
-        simplified = Simplified(simplify(pipeline.graph), mesh, pipeline.layout)
-        layout = pipeline.layout
-    elif notes := tuple(notes_without(simplified.graph, layout, mesh)):
-        noted = replace(simplified.graph, notes=(*simplified.graph.notes, *notes))
-        simplified = replace(simplified, graph=noted)
+    simplified = _with_pipeline(simplified, pipeline)
+    mesh, layout = simplified.mesh, simplified.layout
     given = given_by(placement, simplified)
     _check_halves(options, simplified.graph)
 
@@ -281,6 +276,17 @@ def _pipelined(simplified: Simplified, options: Options) -> Pipelined | None:
     from meshdsl.lowering.pipelining.rewriting import pipelined
 
     return pipelined(graph, layout, mesh, options)
+
+
+def _with_pipeline(simplified: Simplified, pipeline: Pipelined | None) -> Simplified:
+    """Returns the graph of a pipeline; without one, the graph with notes on what prevents it."""
+    graph, mesh, layout = simplified.graph, simplified.mesh, simplified.layout
+    if pipeline is not None:
+        return Simplified(simplify(pipeline.graph), mesh, pipeline.layout)
+    notes = tuple(notes_without(graph, layout, mesh))
+    if not notes:
+        return simplified
+    return replace(simplified, graph=replace(graph, notes=(*graph.notes, *notes)))
 
 
 def _check_halves(options: Options, graph: Graph) -> None:
