@@ -115,13 +115,12 @@ def _tried(how: str, program: SpmdProgram, hardware: Hardware) -> Tried:
 
 
 def _added(program: SpmdProgram, rules: Iterator[Rule]) -> Iterator[Change]:
+    """Yields the layout with each rule for what it has no rule for."""
     layout = program.layout
-    known = {(rule.target, rule.axes) for rule in layout.rules}
-    for rule in rules:
-        if (rule.target, rule.axes) not in known:
-            known.add((rule.target, rule.axes))
-            rest = (one for one in layout.rules if one.target != rule.target)
-            yield Change(f"`{rule}`", Layout((*rest, rule)), program.mesh)
+    given = {rule.target for rule in layout.rules}
+    for rule in dict.fromkeys(rules):
+        if rule.target not in given:
+            yield Change(f"`{rule}`", Layout((*layout.rules, rule)), program.mesh)
 
 
 def _meshes(program: SpmdProgram) -> Iterator[Change]:
