@@ -18,6 +18,7 @@ from meshdsl.layouts.layout import Layout, LayoutLike
 from meshdsl.layouts.mesh import MeshLike
 from meshdsl.layouts.validate import LayoutWarning
 from meshdsl.lowering.lower import tensors_of
+from meshdsl.lowering.program import SpmdProgram
 from meshdsl.models.model import Cache, Model
 from meshdsl.ops import random
 from meshdsl.running.jit import Compiled, jit
@@ -82,7 +83,17 @@ class Place:
         donate: str | Sequence[str] = (),
         main: bool = False,
     ) -> Compiled:
-        """Returns a compiled function.
+        """Returns a compiled function; arguments and errors as of `lowered`."""
+        return self.lowered(function, arguments, donate, main).compile()
+
+    def lowered(
+        self,
+        function: Callable,
+        arguments: Sequence[Any],
+        donate: str | Sequence[str] = (),
+        main: bool = False,
+    ) -> SpmdProgram:
+        """Returns the program of a function.
 
         Args:
             main: whether every rule of the layout must fit this program. Other programs follow only
@@ -108,7 +119,7 @@ class Place:
         with warnings.catch_warnings():
             if not main:
                 warnings.simplefilter("ignore", LayoutWarning)  # the main program has warned
-            return jitted.lower(*arguments).compile()
+            return jitted.lower(*arguments)
 
 
 class Programs:
@@ -148,9 +159,9 @@ class Programs:
         self.encodes, self.start = model.decoding.empty is None, model.decoding.start
         self._vocab = Dimension("vocab", model.config.vocab)
         self.like: Any = spec_of(model.init)
-        prepared = _result(self._prepare, self.like)["params"]
+        prepared = result_spec(self._prepare, self.like)["params"]
         begin = self._begin_arguments(prepared)
-        begun = _result(self._begin, *begin)
+        begun = result_spec(self._begin, *begin)
         self.state: Any = begun["state"]
         self.fixed: Any = begun["fixed"]
         if lengths is None:
@@ -267,7 +278,7 @@ class BeamPrograms(Programs):
         return {"state": {**state, "cache": cache.replace(layers=layers)}}
 
 
-def _result(function: Callable, *arguments: Any) -> Any:
+def result_spec(function: Callable, *arguments: Any) -> Any:
     """Returns what a function of tensors returns, as a tree of `md.spec`."""
     lowered = jit(function, backend="numpy").lower(*arguments)
     specs = [spec(value.shape, value.dtype) for value in lowered.block.outputs]

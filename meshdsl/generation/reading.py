@@ -101,14 +101,14 @@ def in_chunks(
     """Reads prompts as `read_prompts`, and yields what each step gives, with what is `fixed`."""
     sizes = programs.sizes
     if programs.encodes and programs.start is not None:
-        source, pads = _aligned_right(prompts, sizes.prompt)
+        source, pads = aligned_right(prompts, sizes.prompt)
         text = np.full((len(prompts), 1), programs.start, np.int32)
     elif programs.encodes:
-        source, pads = _aligned_right(prompts, sizes.prompt + 1)
+        source, pads = aligned_right(prompts, sizes.prompt + 1)
         text, source = source[:, -1:], source[:, :-1]
     else:
         longest = max(map(len, prompts))
-        text, pads = _aligned_right(prompts, -(-longest // sizes.chunk) * sizes.chunk)
+        text, pads = aligned_right(prompts, -(-longest // sizes.chunk) * sizes.chunk)
         source = None
     # The pads of an encoder's prompt are none of the decoder's.
     before = np.full(len(prompts), text.shape[1], np.int32) - (0 if programs.encodes else pads)
@@ -123,7 +123,7 @@ def in_chunks(
         yield {**read, "fixed": begun["fixed"]}
 
 
-def _aligned_right(
+def aligned_right(
     prompts: Sequence[Sequence[int]], width: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Returns prompts that end at the last of `width` positions, and the number of pads of each."""
