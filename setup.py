@@ -60,6 +60,7 @@ setup(
         "tpu": ["libtpu>=0.0.42"],
         "plot": ["matplotlib>=3.9"],
         "serve": [*SERVE],
+        "lm_eval": ["lm_eval>=0.4.9"],
         "hf": ["tokenizers>=0.21", "torch>=2.6", "transformers>=5"],  # the judge of our tests
         "docs": DOCS,
         "test": [

@@ -20,6 +20,7 @@ from meshdsl.training.data.tokenizers import Tokenizer, check_vocabulary, load_t
 
 if TYPE_CHECKING:
     from meshdsl.generation import Place
+    from meshdsl.generation.serving.chat import Template
     from meshdsl.models import Model
     from meshdsl.training.checkpointing.stored_params import StoredParams
     from meshdsl.training.checkpointing.weights import Weights
@@ -212,6 +213,31 @@ def weights_of(values: flags.FlagValues, problems: Problems) -> Weights | None:
     with problems.caught("--init_from"):
         return Weights(values.init_from)
     return None
+
+
+def chat_template(values: flags.FlagValues, problems: Problems) -> Template | None:
+    """Returns the template of chats, if there is one."""
+    from meshdsl.generation.serving.chat import load_template, template_beside
+
+    with problems.caught("--chat_template"):
+        path = values.chat_template
+        if path is None and isinstance(values.tokenizer, str):
+            path = template_beside(values.tokenizer)
+        return None if path is None else load_template(path)
+    return None
+
+
+def stop_tokens(
+    values: flags.FlagValues, tokenizer: Tokenizer | None, problems: Problems
+) -> frozenset[int]:
+    """Returns the tokens that end an answer of a chat, beside the tokenizer's own."""
+    from meshdsl.generation.serving.chat import stop_tokens_of
+
+    if tokenizer is None or not isinstance(values.tokenizer, str):
+        return frozenset()
+    with problems.caught("--tokenizer"):
+        return stop_tokens_of(tokenizer, values.tokenizer)
+    return frozenset()
 
 
 def check_mesh_and_out(values: flags.FlagValues, problems: Problems) -> None:

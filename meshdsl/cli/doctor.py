@@ -57,6 +57,7 @@ USES = (
     Use("--tokenizer, and .parquet of --data", ("pyarrow", "tokenizers"), "-e '.[data]'"),
     Use("`meshdsl plot`", ("matplotlib",), "-e '.[plot]'"),
     Use("`meshdsl serve`", ("jinja2", "starlette", "uvicorn"), "-e '.[serve]'"),
+    Use("`meshdsl evaluate --tasks`", ("lm_eval",), "-e '.[lm_eval]'"),
     Use("optax's optimizers", ("optax",), "optax"),
     Use("profiles in TensorBoard", ("tensorboard", "xprof"), "tensorboard xprof"),
     Use("the documentation", ("mkdocs-material", "mkdocstrings-python"), "-e '.[docs]'"),

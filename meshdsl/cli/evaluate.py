@@ -1,4 +1,4 @@
-"""`meshdsl evaluate`: the loss and the perplexity of a trained model on text."""
+"""`meshdsl evaluate`: loss and perplexity of a trained model on text, or its scores in tasks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from absl import flags
 
 from meshdsl.cli import job as jobs
 from meshdsl.cli.checkpointed import OF_MODEL, Trained, check_mesh_and_out, place_of
+from meshdsl.cli.evaluating import tasks
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.files import find
@@ -33,6 +34,16 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     Raises:
         ValueError: the user's mistakes, as many as possible in one error.
     """
+    if values.tasks is not None:
+        scored = tasks.score(values, problems)
+        for line in scored.lines(values.model):
+            tell(line)
+        if values.out:
+            _write(Path(values.out), scored.content)
+        return 0
+    for name in tasks.FLAGS:
+        if values[name].present:
+            problems.add(f"--{name} is for tasks: name some, as in --tasks=hellaswag")
     from meshdsl.generation.scoring import Scorer
 
     own = not values["data"].present  # the text that the run has kept from training
@@ -65,7 +76,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     for name, score in scores.items():
         tell(f"{name}: {_described(score, tokenizer.unit)}")
     if values.out:
-        _write(Path(values.out), scores, None if stored is None else stored.step)
+        _write(Path(values.out), _content(scores, None if stored is None else stored.step))
     return 0
 
 
@@ -127,12 +138,8 @@ def _described(score: Score, unit: str) -> str:
     )
 
 
-def _write(path: Path, scores: Mapping[str, Score], step: int | None) -> None:
-    """Writes scores as JSON.
-
-    Raises:
-        ValueError: the file cannot be written.
-    """
+def _content(scores: Mapping[str, Score], step: int | None) -> dict[str, Any]:
+    """Returns what `--out` gets."""
     texts = {
         name: {
             "loss": score.loss,
@@ -142,7 +149,16 @@ def _write(path: Path, scores: Mapping[str, Score], step: int | None) -> None:
         }
         for name, score in scores.items()
     }
+    return {"step": step, "texts": texts}
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes scores as JSON.
+
+    Raises:
+        ValueError: the file cannot be written.
+    """
     try:
-        path.write_text(json.dumps({"step": step, "texts": texts}, indent=2) + "\n")
+        path.write_text(json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}") from error

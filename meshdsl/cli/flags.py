@@ -159,7 +159,7 @@ FLAGS: dict[str, Flag] = {
     "length": (
         None,
         whole(1),
-        "Tokens in a sequence. Default: the model's; of `serve`, up to 1,024.",
+        "Tokens in a sequence. Default: the model's; of `serve`, up to 1,024, of --tasks, 2,048.",
     ),
     "steps": ("200", whole(1), "Training steps."),
     "learning_rate": ("1e-3", number, "Peak of the learning rate."),
@@ -288,6 +288,15 @@ FLAGS: dict[str, Flag] = {
         str,
         "Jinja file that makes a text of a chat's messages. Default: the tokenizer's, beside it.",
     ),
+    "tasks": (
+        None,
+        str,
+        "Tasks of lm-evaluation-harness that `evaluate` asks, and files of such: "
+        "hellaswag,my_task.yaml.",
+    ),
+    "num_fewshot": (None, whole(0), "Solved examples before a task's. Default: the task's."),
+    "limit": (None, whole(1), "The most examples of each task. Default: all."),
+    "chat": ("false", truth, "Ask tasks as chats, by the tokenizer's template."),
     "out": (
         None,
         str,

@@ -120,6 +120,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "stop",
     ),
     "serving": ("host", "port", "waiting", "chat_template"),
+    "tasks": ("tasks", "num_fewshot", "limit", "chat"),
     "export": ("out", "step", "format", "dtype", "max_shard_size"),
 }
 _STEP = ("model", "devices and layout", "bytes, memory and time", "numbers", "optimizer")
@@ -275,14 +276,16 @@ HELP: Mapping[str, Help] = {
         },
     ),
     "evaluate": Help(
-        "workdir data batch_size length eval_batches out mesh_shape layout",
-        ("model", "devices and layout"),
-        also="policy precision step tokenizer end_token split packing data_column data_cache "
-        "init_from override",
+        "workdir data tasks batch_size length eval_batches out mesh_shape layout",
+        ("tasks", "model", "devices and layout"),
+        also="chat_template policy precision step tokenizer end_token split packing data_column "
+        "data_cache init_from override",
         examples={
             "The text that a run has kept from training:": "--workdir=runs/first",
             "Other text, with a page of its numbers:": "--workdir=runs/first --data='notes/*.md' "
             "--out=scores.json",
+            "Tasks of lm-evaluation-harness, and one of your own:": "--workdir=runs/first "
+            "--tasks=hellaswag,my_task.yaml",
         },
     ),
     "export": Help(

@@ -37,7 +37,7 @@ COMMANDS = {
     "calibrate": "Measure the devices at hand, for `explain` and `sweep` to take times from.",
     "generate": "Write text with a trained model.",
     "serve": "Answer requests of OpenAI's API with a trained model.",
-    "evaluate": "Score text with a trained model: loss and perplexity.",
+    "evaluate": "Score a trained model: its loss and perplexity on text, or benchmarks.",
     "export": "Write the parameters of a checkpoint as safetensors.",
     "runs": "List runs, the best first, and how their settings differ: meshdsl runs runs/*.",
     "plot": "Draw the curves of runs: meshdsl plot runs/* --out=curves.svg.",

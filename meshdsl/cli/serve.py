@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from meshdsl.cli.checkpointed import Trained, check_mesh_and_out, place_of
+from meshdsl.cli.checkpointed import (
+    Trained,
+    chat_template,
+    check_mesh_and_out,
+    place_of,
+    stop_tokens,
+)
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.training.reporting.output import tell
 
 if TYPE_CHECKING:
-    from meshdsl.generation.serving.chat import Template
     from meshdsl.models import Model
-    from meshdsl.training.data.tokenizers import Tokenizer
 
 _ROWS, _CONTEXT = 8, 1024  # by default
 _GRACE = 5  # seconds in which texts may come to their ends when the server stops
@@ -33,8 +37,8 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     server_of = _server_of(problems)
     trained = Trained.of(values, problems)
     model, tokenizer = trained.model, trained.tokenizer
-    template = _template(values, problems)
-    stop_tokens = _stop_tokens(values, tokenizer, problems)
+    template = chat_template(values, problems)
+    ends = stop_tokens(values, tokenizer, problems)
     check_mesh_and_out(values, problems)
     context = _context(values, model, problems)
     problems.check()
@@ -50,7 +54,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     writer.load(trained.load(writer.programs.like, writer.programs.places()))
     writer.warm_up()
     name = Path(values.workdir or values.init_from).expanduser().resolve().name
-    service = Service(Engine(writer, values.waiting), tokenizer, name, template, stop_tokens)
+    service = Service(Engine(writer, values.waiting), tokenizer, name, template, ends)
     address = f"http://{_written(values.host)}:{listener.getsockname()[1]}/v1"
     tell(
         f"{name} answers at {address}: {writer.rows} texts at once, of {context:,} tokens each; "
@@ -84,31 +88,6 @@ def _server_of(problems: Problems) -> Any:
         )
 
     return server
-
-
-def _template(values: flags.FlagValues, problems: Problems) -> Template | None:
-    """Returns the template of chats, if there is one."""
-    from meshdsl.generation.serving.chat import load_template, template_beside
-
-    with problems.caught("--chat_template"):
-        path = values.chat_template
-        if path is None and isinstance(values.tokenizer, str):
-            path = template_beside(values.tokenizer)
-        return None if path is None else load_template(path)
-    return None
-
-
-def _stop_tokens(
-    values: flags.FlagValues, tokenizer: Tokenizer | None, problems: Problems
-) -> frozenset[int]:
-    """Returns the tokens that end an answer of a chat, beside the tokenizer's own."""
-    from meshdsl.generation.serving.chat import stop_tokens_of
-
-    if tokenizer is None or not isinstance(values.tokenizer, str):
-        return frozenset()
-    with problems.caught("--tokenizer"):
-        return stop_tokens_of(tokenizer, values.tokenizer)
-    return frozenset()
 
 
 def _context(values: flags.FlagValues, model: Model | None, problems: Problems) -> int:

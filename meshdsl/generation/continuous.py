@@ -184,7 +184,11 @@ class RowWriter:
 
     def load(self, params: Any) -> None:
         """Takes parameters to write with: a tree as the model's `init` returns; it is donated."""
-        self._params = self.programs.prepare(params)["params"]
+        self.take(self.programs.prepare(params)["params"])
+
+    def take(self, prepared: Any) -> None:
+        """Takes parameters that are prepared, as `LikelihoodScorer.params` of the same place."""
+        self._params = prepared
         count, sizes = self.rows, self.programs.sizes
         rows = settings([Sampling()] * count, [0] * count)
         rows["read"] = named(np.zeros(count, np.int32), ["batch"])

@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 import meshdsl as md
+from meshdsl.nn.precision import at_least_float32
 from meshdsl.ops.operation import operation
 from meshdsl.tensors.dims import Dimension, DimLike
 
@@ -46,8 +47,11 @@ def penalise_seen(scores: md.Tensor, seen: md.Tensor, penalty: md.Tensor | float
 
     Args:
         seen: bool, with dims of the scores.
-        penalty: 1 changes nothing.
+        penalty: 1 changes nothing. A number, or a tensor: the result is then float32 or wider.
     """
+    if isinstance(penalty, md.Tensor):
+        scores = at_least_float32(scores)
+        penalty = md.cast(penalty, scores.dtype)
     return md.where(seen, md.where(scores > 0, scores / penalty, scores * penalty), scores)
 
 

@@ -1,8 +1,9 @@
-"""`meshdsl evaluate`: loss and perplexity of a checkpoint, on its own held-out text or other."""
+"""`meshdsl evaluate`: loss and perplexity of a checkpoint, on its held-out text or other; tasks."""
 
 import json
 import math
 import re
+import sys
 
 import pytest
 
@@ -102,3 +103,59 @@ def test_mistakes_are_reported(capsys, trained, tmp_path, other):
     )
     told = refused(f"--workdir={trained}", "--model=resnet_mini", "--model_args=")
     assert "--model: resnet_mini is not evaluated on text: its batches are others" in told
+
+
+@pytest.fixture
+def task(tmp_path, monkeypatch):
+    """The file of a task."""
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    lines = [{"text": f"{n} and {n} are", "choices": ["e", "\x00"]} for n in range(9)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "mine.yaml").write_text(
+        f"task: mine\ndataset_path: json\ntest_split: test\n"
+        f"dataset_kwargs: {{data_files: {{test: {tmp_path}/data.jsonl}}}}\n"
+        'output_type: multiple_choice\ndoc_to_text: "{{text}}"\ndoc_to_choice: choices\n'
+        "doc_to_target: 0\nmetric_list:\n  - metric: acc\n    aggregation: mean\n"
+        "    higher_is_better: true\n"
+    )
+    return tmp_path / "mine.yaml"
+
+
+@pytest.mark.filterwarnings("ignore")  # the harness's libraries have warnings
+def test_tasks_of_the_harness_are_asked(capsys, trained, task, tmp_path):
+    pytest.importorskip("lm_eval", reason="lm-evaluation-harness is the extra [lm_eval]")
+    given = (f"--workdir={trained}", f"--tasks={task}", "--batch_size=4", *MESH)
+    code, out, _ = answer(capsys, *given, f"--out={tmp_path}/scores.json", "--limit=8")
+    assert code == 0
+    first, second = out.splitlines()[-2:]
+    assert first == f"gpt_mini after step 3, {trained}/checkpoints/3"
+    written = json.loads((tmp_path / "scores.json").read_text())
+    accuracy = written["tasks"]["mine"]["acc,none"]
+    error = written["tasks"]["mine"]["acc_stderr,none"]
+    assert (written["step"], written["examples"]) == (3, {"mine": 8})
+    assert second == f"mine: acc {accuracy:.4f} ± {error:.4f}; 8 examples"
+    code, out, _ = answer(capsys, *given[:2], "--limit=8")  # on one device, in other batches
+    assert (code, out.splitlines()[-1]) == (0, second)
+
+    code, _, told = answer(capsys, f"--workdir={trained}", "--tasks=helaswag,none.yaml", "--chat")
+    assert code == 2
+    assert "--tasks: lm-evaluation-harness has no task 'helaswag'. Did you mean `hellaswag`" in told
+    assert "--tasks: there is no file none.yaml" in told
+    code, _, told = answer(capsys, *given, "--chat", "--eval_batches=3")
+    assert "--chat: the tokenizer has no template of chats; give one: --chat_template" in told
+    assert "--eval_batches does nothing for --tasks, which have text of their own" in told
+
+
+def test_flags_of_tasks_need_tasks_and_tasks_need_the_harness(capsys, trained, monkeypatch):
+    code, _, told = answer(capsys, f"--workdir={trained}", "--limit=3", "--chat")
+    assert code == 2
+    assert "--limit is for tasks: name some, as in --tasks=hellaswag" in told
+    assert "--chat is for tasks: name some, as in --tasks=hellaswag" in told
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
+    code, _, told = answer(capsys, f"--workdir={trained}", "--tasks=hellaswag")
+    assert code == 2
+    assert told == (
+        "meshdsl evaluate: --tasks needs lm-evaluation-harness: pip install 'meshdsl[lm_eval]'\n"
+    )

@@ -163,3 +163,24 @@ def test_mistakes_have_messages():
         "prompt 0 has 5 tokens; the writer takes 1 to 4"
     )
     assert writer.room(3) == 1
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_scores_may_have_any_dtype(dtype):
+    """Every step of a `RowWriter` penalises seen tokens, with a penalty that is float32."""
+    model, params = trained("gpt_mini", f"{SIZES},policy={dtype}")
+    writer = RowWriter(model, context=8, rows=1, place=PLACES["one device"])
+    writer.load(params)
+    *_, prompt = writer.read([3, 5], Sampling(temperature=0, repetition_penalty=1.5))
+    writer.join(prompt, 0)
+    found = [prompt.first, *(int(np.asarray(writer.step())[0, 0]) for _ in range(3))]
+    alone = Writer(
+        model,
+        prompt_tokens=2,
+        new_tokens=4,
+        sampling=Sampling(temperature=0, repetition_penalty=1.5),
+        place=PLACES["one device"],
+    )
+    alone.load(params)
+    assert found == [int(token) for (token,) in alone.write([[3, 5]])]
+    assert len(set(found)) > 1

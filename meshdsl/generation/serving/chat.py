@@ -22,8 +22,11 @@ class Unfit(Exception):
 class Template(Protocol):
     """Makes the text of messages, up to where the answer begins."""
 
-    def __call__(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def __call__(self, messages: Sequence[Mapping[str, Any]], answers: bool = True) -> str:
         """Returns the text.
+
+        Args:
+            answers: whether an answer is to begin after the messages.
 
         Raises:
             Unfit: the template refuses them.
@@ -79,6 +82,14 @@ def stop_tokens_of(tokenizer: Tokenizer, path: str | Path) -> frozenset[int]:
     return frozenset(stop_tokens)
 
 
+def bos_token_of(tokenizer: Tokenizer, path: str | Path) -> int | None:
+    """Returns the token that begins texts, by `tokenizer_config.json` beside it; None: no token."""
+    file = Path(path).expanduser().parent / "tokenizer_config.json"
+    text = _token(_configuration(file).get("bos_token")) if file.is_file() else ""
+    tokens = [int(token) for token in tokenizer.encode([text.encode()])[0]]
+    return tokens[0] if text and len(tokens) == 2 else None  # it, and the end of the document
+
+
 def _configuration(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
@@ -129,11 +140,11 @@ def _compiled(text: str, names: Mapping[str, str], path: str | Path) -> Template
     except TemplateError as error:
         raise ValueError(f"{path} is no template of Jinja: {error}") from None
 
-    def render(messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(messages: Sequence[Mapping[str, Any]], answers: bool = True) -> str:
         given = [dict(message) for message in messages]
         try:
             return template.render(
-                messages=given, tools=None, documents=None, add_generation_prompt=True, **names
+                messages=given, tools=None, documents=None, add_generation_prompt=answers, **names
             )
         except (TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
             raise Unfit(str(error)) from None

@@ -106,6 +106,12 @@ class FileTokenizer:
         known = [token for token in tokens if token < self.vocabulary]
         return str(self._inner.decode(known, skip_special_tokens=False))
 
+    @property
+    def begin(self) -> int | None:
+        """The token that the file says to put before texts; `encode` does not. None: no token."""
+        bare, special = (self._inner.encode("a", add_special_tokens=b).ids for b in (False, True))
+        return int(special[0]) if special[:1] != bare[:1] else None
+
     def _end_id(self, wanted: str | None) -> int:
         known = self._inner.get_vocab()
         for token in END_TOKENS if wanted is None else [wanted]:

@@ -1,0 +1,1 @@
+"""What `meshdsl evaluate` asks a trained model beside its loss."""
