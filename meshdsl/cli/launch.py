@@ -13,7 +13,11 @@ from meshdsl.cli.flags import read, written
 from meshdsl.cli.help import HELP
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.training.checkpointing.workdir import locked
+from meshdsl.training.launching.crew import Crew, OneHost
+from meshdsl.training.launching.hosts import Hosts, Terms
+from meshdsl.training.launching.member import Member
 from meshdsl.training.launching.supervisor import Launch, Supervisor
+from meshdsl.training.processes.code_version import code_version
 from meshdsl.training.reporting.output import tell
 
 _PROCESS = (
@@ -44,31 +48,33 @@ def main(values: flags.FlagValues, problems: Problems, words: Sequence[str] = ()
     _check_train(values, trains, given, problems)
     problems.check()
     numbers = range(values.first_process, values.first_process + values.processes)
-    meets = not given and values.processes > 1
-    alone = not given and values.processes == 1
+    workdir = Path(trains.workdir).absolute()
     start = [sys.executable, "-c", _PROCESS, str(os.getpid()), *words]
 
-    def command(number: int, port: int | None) -> list[str]:
-        if alone or trains.coordinator == "auto":
-            return start
-        own = [f"--process_id={number}"]
-        if meets:
-            own += [f"--coordinator=localhost:{port}", f"--num_processes={values.processes}"]
-        return [*start, *own]
+    def command(own: Sequence[str]) -> list[str]:
+        alone = not given and values.processes == 1
+        return start if alone or trains.coordinator == "auto" else [*start, *own]
 
-    launch = Launch(
-        command,
-        numbers,
-        meets,
-        Path(trains.workdir).absolute(),
-        values.max_restarts,
-        values.restart_window,
-        lambda text: tell(f"meshdsl launch: {text}", error=True),
-        Path(trains.host_copies).absolute() if trains.host_copies else None,
-        _keeping_compiled(Path(trains.workdir).absolute()),
-    )
     with locked(trains.workdir, f"launch.{numbers[0]}.lock"):
-        return Supervisor(launch).run()
+        environment = _keeping_compiled(workdir)
+        if trains.num_processes is None or len(numbers) == trains.num_processes:
+            crew: Crew = OneHost(command, numbers, None, trains.coordinator, environment)
+        else:
+            terms = Terms(
+                trains.coordinator, trains.num_processes, code_version(), trains.pause_timeout
+            )
+            patience = trains.join_timeout, values.restart_window
+            rest = command, environment, workdir, patience, _report
+            if numbers[0]:
+                return Member(terms, numbers, *rest).run()
+            crew = Hosts(terms, numbers, *rest)
+        copies = Path(trains.host_copies).absolute() if trains.host_copies else None
+        times = values.max_restarts, values.restart_window
+        return Supervisor(Launch(crew, workdir, *times, _report, copies)).run()
+
+
+def _report(text: str) -> None:
+    tell(f"meshdsl launch: {text}", error=True)
 
 
 def _keeping_compiled(workdir: Path) -> dict[str, str]:

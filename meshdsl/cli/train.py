@@ -27,11 +27,11 @@ from meshdsl.training.checkpointing.saving import begun
 from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.files import find
 from meshdsl.training.planned import keep, kept
+from meshdsl.training.processes.code_version import code_version
 from meshdsl.training.processes.joining import (
     AUTOMATIC,
     check_agreement,
     check_devices,
-    code_version,
     joined,
     together,
 )

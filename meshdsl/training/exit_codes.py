@@ -1,9 +1,15 @@
 """The exit codes of `meshdsl train`: what ended a run, for those that start it again or do not.
 
+`NOTICE` is the signal after which a run saves its state and ends, to be started again.
+
 Guarantees:
     A run that ends with one of `FINAL` would end alike if the same command were given again, is
     done, or was told to end. Any other code, or a signal, may come from a fault of a machine.
 """
+
+import signal
+
+NOTICE: int | None = getattr(signal, "SIGUSR1", None)  # which Windows lacks
 
 DONE = 0
 FAILED = 1  # a device, a process or another machine has failed

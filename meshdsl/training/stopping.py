@@ -20,12 +20,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshdsl.training.exit_codes import TERMINATED, UNFINISHED
+from meshdsl.training.exit_codes import NOTICE, TERMINATED, UNFINISHED
 from meshdsl.training.settings import Number, Whole, check, record, setting
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _TWICE = 1.0  # seconds in which the same SIGTERM may come from two senders
-NOTICE: int | None = getattr(signal, "SIGUSR1", None)  # which Windows lacks
 
 
 class Stopped(SystemExit):

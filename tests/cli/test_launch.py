@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -71,12 +72,12 @@ def test_a_cache_of_compiled_programs_that_the_user_has_stays(monkeypatch, tmp_p
     assert _keeping_compiled(tmp_path)["JAX_COMPILATION_CACHE_DIR"] == "mine"
 
 
-def started(count, text, workdir, *arguments, restarts=50):
+def started(count, text, workdir, *arguments, restarts=50, launch=()):
     """Starts a supervisor that trains in some processes."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     environment.pop("XLA_FLAGS", None)
     line = [sys.executable, "-m", "meshdsl", "launch", f"--processes={count}"]
-    line += [f"--max_restarts={restarts}", "--", "train", *SMALL, f"--data={text}"]
+    line += [f"--max_restarts={restarts}", *launch, "--", "train", *SMALL, f"--data={text}"]
     line += [f"--workdir={workdir}", *arguments]
     pipe = subprocess.PIPE
     return subprocess.Popen(line, env=environment, stdout=pipe, stderr=pipe, text=True)
@@ -154,6 +155,48 @@ def test_losses_after_kills_are_those_of_a_run_that_nothing_happened_to(copies, 
     assert [one["event"] for one in record] == ["started", "stepped", *again * 6, "ended"]
     stepped = [one for one in record if one["event"] == "stepped"]
     assert all(one["recovery_seconds"] > 0 for one in stepped[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+def test_supervisors_of_two_hosts_go_on_together_after_kills(text, tmp_path):
+    """To the bit: of processes of either host, and of a host with its supervisor."""
+    work = tmp_path / "work"
+    when = ("--steps=120", "--checkpoint_every=10")
+    alone = started(2, text, tmp_path / "alone", *when)
+    with socket.create_server(("localhost", 0)) as listener:
+        where = f"--coordinator=localhost:{listener.getsockname()[1]}"
+
+    def host(number):
+        own = f"--first_process={number}"
+        return started(1, text, work, *when, where, "--num_processes=2", launch=[own])
+
+    _, errors = alone.communicate(timeout=600)
+    assert alone.returncode == 0, errors
+    first, second = host(0), host(1)
+    for kill, after in ((first, 15), (second, 40)):
+        wait_for(lambda after=after: max(losses(work), default=0) > after, first)
+        (process,) = processes_of(kill).values()
+        os.kill(process, signal.SIGKILL)
+        began = time.monotonic()
+        others = [n for one in (first, second) for n in processes_of(one).values()]
+        wait_for(lambda others=others: not any(map(alive, others)), first)
+        assert time.monotonic() - began < 5
+    wait_for(lambda: max(losses(work)) > 70, first)
+    second.kill()
+    second.communicate()
+    second = host(1)
+    for one in (first, second):
+        _, errors = one.communicate(timeout=600)
+        assert one.returncode == 0, errors
+    assert losses(work) == losses(tmp_path / "alone") and len(losses(work)) == 120
+
+
+def alive(process):
+    try:
+        return "Z" not in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import jax
 
-from meshdsl.training.checkpointing.saving import newest_saved
+from meshdsl.training.checkpointing.newest import newest_saved
 from meshdsl.training.processes.watching import report
 
 _EARLY = 1.0  # seconds before the end at which the last line comes, or a tenth of the whole

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -29,7 +28,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from meshdsl.training.checkpointing.blocks import blocks_of
-from meshdsl.training.checkpointing.local_checkpoints import ABOUT, BLOCKS, LocalFolder
+from meshdsl.training.checkpointing.local_checkpoints import BLOCKS, LocalFolder
+from meshdsl.training.checkpointing.newest import ABOUT
 from meshdsl.training.health.replicas import ReplicasDiffer
 
 _KEPT = 2  # copies that a process keeps: of its last step, and of the one before
@@ -116,23 +116,6 @@ class HostCopies(LocalFolder):
             shutil.rmtree(self.path, ignore_errors=True)
             with suppress(OSError):  # others are still in it
                 self.path.parent.rmdir()
-
-
-def newest_copy(folder: str | os.PathLike[str]) -> tuple[int, float] | None:
-    """Returns the last step that all processes of this host have copies of, and when it was copied.
-
-    The time is in seconds since 1970.
-    """
-    processes = [path for path in Path(folder).glob("process.*") if path.is_dir()]
-    steps = [{int(path.name) for path in own.glob("*") if path.name.isdigit()} for own in processes]
-    common = set.intersection(*steps) if steps else set()
-    if not common:
-        return None
-    last = max(common)
-    try:
-        return last, max((own / str(last) / ABOUT).stat().st_mtime for own in processes)
-    except OSError:  # a process is about to replace it
-        return None
 
 
 def _buffers(file: Path) -> dict[str, np.ndarray]:

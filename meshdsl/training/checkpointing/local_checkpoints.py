@@ -29,11 +29,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from meshdsl.training.checkpointing.blocks import array_of, blocks_of, covered
+from meshdsl.training.checkpointing.newest import ABOUT
 from meshdsl.training.checkpointing.read_errors import damage_of, entries, sorted_errors
 from meshdsl.training.checkpointing.seals import Damaged, damage, seal
 from meshdsl.training.processes.joining import gathered, together
 
-BLOCKS, ABOUT = "state.safetensors", "about.json"
+BLOCKS = "state.safetensors"
 _ENTRIES = ("run", "arrays", "position", "config", "blocks")
 
 

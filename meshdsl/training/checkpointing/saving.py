@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from meshdsl.training.checkpointing.checkpoints import Checkpoints, Restored
+from meshdsl.training.checkpointing.newest import FOLDER
 from meshdsl.training.processes.joining import gathered, together
 from meshdsl.training.settings import PATH, TRUTH, Whole, check, record, setting
 
 if TYPE_CHECKING:
     from meshdsl.training.data.data_files import DataFiles
 
-FOLDER = "checkpoints"  # in the workdir
 DATA = "data_files"  # what the position of a checkpoint calls the state of them
 
 
@@ -145,18 +145,6 @@ class Saving:
 def begun(workdir: str | os.PathLike[str]) -> bool:
     """Whether a run has left a checkpoint in a workdir."""
     return any(path.name.isdigit() for path in (Path(workdir) / FOLDER).glob("*"))
-
-
-def newest_saved(workdir: str | os.PathLike[str]) -> tuple[int, float] | None:
-    """Returns the step of the newest complete checkpoint, and when it was saved: since 1970."""
-    found = None
-    try:
-        for entry in os.scandir(Path(workdir) / FOLDER):
-            if entry.name.isdigit() and (found is None or int(entry.name) > found[0]):
-                found = int(entry.name), entry.stat().st_mtime
-    except OSError:  # there is none yet, or one was removed meanwhile
-        return found
-    return found
 
 
 def differences(

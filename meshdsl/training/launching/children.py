@@ -93,9 +93,9 @@ class Child:
             self._reader.join(_DRAINING)
         return [line.decode(errors="replace") for line in [*self._lines]]
 
-    def death(self) -> str:
-        """Says how it ended: `process 1 was killed by signal 9 (SIGKILL)`."""
-        return f"process {self.number} {how_ended(self.code)}"
+    def end(self) -> str:
+        """Says how it ended: `was killed by signal 9 (SIGKILL)`."""
+        return how_ended(self.code)
 
     def _read(self, stream: IO[bytes]) -> None:
         with suppress(OSError, ValueError), stream:

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshdsl.training.checkpointing.host_copies import newest_copy
-from meshdsl.training.checkpointing.saving import newest_saved
+from meshdsl.training.checkpointing.newest import newest_copy, newest_saved
 
 NAME = "launch.jsonl"
 

@@ -1,4 +1,4 @@
-"""A supervisor: starts the processes of a job on a host, and all of them again when one fails.
+"""A supervisor: starts the processes of a job, and all of them again when one fails.
 
 Collectives of JAX do not survive a lost process: on CPUs one that is left may stay blocked for half
 a minute, and the end of process 0 aborts the others. So the supervisor kills those that are left,
@@ -14,24 +14,21 @@ Guarantees:
 
 from __future__ import annotations
 
-import os
 import queue
 import signal
-import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meshdsl.training.exit_codes import DONE, FINAL, MISTAKE, UNFINISHED
-from meshdsl.training.launching.children import Child, how_ended
+from meshdsl.training.exit_codes import DONE, FAILED, FINAL, MISTAKE, NOTICE, UNFINISHED
+from meshdsl.training.launching.crew import Crew, Missing, Process
 from meshdsl.training.launching.events import NAME, Events, Losses, first_step, newest
 from meshdsl.training.launching.job_time import START
-from meshdsl.training.stopping import NOTICE
 
 _PARTING = 90.0  # seconds in which the others end after the first has ended as it should
 _FIRST_DELAY = 1.0  # seconds before a restart without a checkpoint since the last; doubles then
@@ -45,26 +42,19 @@ class Launch:
     """What to start, and how often again.
 
     Attributes:
-        command: returns the command line of a process, given its number and, if the supervisor
-            chooses one, the port at which they meet.
-        numbers: the numbers of the processes on this host.
-        meets: whether the supervisor chooses the port.
+        crew: the processes, wherever they run.
         workdir: the folder of the run.
         max_restarts: how often all are started again within `window` seconds.
         report: takes each line that the supervisor writes.
         host_copies: the folder of copies in memory that the processes were given, if any.
-        environment: the variables of the processes; None: those of this one.
     """
 
-    command: Callable[[int, int | None], Sequence[str]]
-    numbers: range
-    meets: bool
+    crew: Crew
     workdir: Path
     max_restarts: int
     window: float
     report: Callable[[str], None]
     host_copies: Path | None = None
-    environment: Mapping[str, str] | None = None
 
 
 @dataclass
@@ -72,9 +62,10 @@ class Supervisor:
     """Runs a job to its end: `Supervisor(launch).run()` returns the exit code."""
 
     launch: Launch
-    children: list[Child] = field(default_factory=list)
+    processes: Sequence[Process] = ()
     start: int = 0
     _told: int | None = None  # the signal that ends the job
+    _got: int | None = None  # the last signal that came to this supervisor itself
     _wakes: threading.Event = field(default_factory=threading.Event)
     _restarts: deque[float] = field(default_factory=deque)
     _in_vain: int = 0  # failures in a row without a checkpoint between them
@@ -89,70 +80,106 @@ class Supervisor:
         Raises:
             ValueError: the processes cannot be started on this host.
         """
+        code = FAILED
+        try:
+            with self._signals():
+                code = self._run()
+        finally:
+            self.launch.crew.close(code)
+        return code
+
+    def _run(self) -> int:
         events = Events(self.launch.workdir / NAME)
         began = time.monotonic()
         down_since: float | None = None
-        with self._signals():
-            while True:
-                reached = newest(self.launch.workdir, self.launch.host_copies)
-                first, since = self._started(events, reached, down_since), time.time()
-                down_since = time.monotonic()
-                assert first.code is not None
-                if self._is_final(first.code):
-                    events.write("ended", start=self.start, code=first.code)
-                    self._recovered(first_step(events.file, self.start))
-                    self._conclude(first, time.monotonic() - began)
-                    return self._exit_code(first.code)
-                again = self._failed(first, since, events, reached)
-                if not again or self._told is not None:
-                    return self._exit_code(first.code)
+        while True:
+            reached = newest(self.launch.workdir, self.launch.host_copies)
+            try:
+                processes = self.launch.crew.assemble(self)
+            except Missing as missing:
+                if self.start == 0:
+                    raise ValueError(str(missing)) from None
+                self.launch.report(str(missing))
+                return FAILED
+            if self._told is not None:
+                return self._exit_code(-self._told)
+            first = self._started(processes, events, reached, down_since)
+            since = time.time()
+            down_since = time.monotonic()
+            assert first.code is not None
+            if self._is_final(first.code):
+                events.write("ended", start=self.start, code=first.code)
+                self._recovered(first_step(events.file, self.start))
+                self._conclude(first, time.monotonic() - began)
+                return self._exit_code(first.code)
+            again = self._failed(first, since, events, reached)
+            if not again or self._told is not None:
+                return self._exit_code(first.code)
+
+    @property
+    def ending(self) -> bool:
+        """Whether a signal has ended the job."""
+        return self._told is not None
+
+    def tell(self, number: int) -> None:
+        """Passes a signal on to every process, so that the job ends.
+
+        A scheduler sends it to every host. A process that gets two ends without saving.
+        """
+        if self._told in (None, NOTICE):
+            self._told = self._told or number
+            self._wakes.set()
+            for process in self.processes:
+                process.send(number)
 
     def _started(
-        self, events: Events, reached: tuple[int, float] | None, down_since: float | None
-    ) -> Child:
+        self,
+        processes: Sequence[Process],
+        events: Events,
+        reached: tuple[int, float] | None,
+        down_since: float | None,
+    ) -> Process:
         """Starts all processes and waits; returns the one whose end decides what comes next."""
-        ends: queue.SimpleQueue[Child] = queue.SimpleQueue()
+        ends: queue.SimpleQueue[Process] = queue.SimpleQueue()
         self.start += 1
-        facts: dict[str, Any] = {"processes": [*self.launch.numbers], "step": _step(reached)}
+        numbers = [process.number for process in processes]
+        facts: dict[str, Any] = {"processes": numbers, "step": _step(reached)}
         if down_since is not None:
             down = time.monotonic() - down_since
             facts["down_seconds"] = round(down, 3)
             self._losses = _sum(self._losses, Losses(0, 0.0, down))
         events.write("started", start=self.start, **facts)
-        environment = {**(self.launch.environment or os.environ), START: str(self.start)}
-        port = _free_port() if self.launch.meets else None
-        self.children = [Child(n, n == self.launch.numbers[0]) for n in self.launch.numbers]
+        self.processes, variables = processes, {START: str(self.start)}
         try:
-            for child in self.children:
-                command = self.launch.command(child.number, port)
-                child.start(command, ends.put, environment)
+            for process in processes:
+                self.launch.crew.begin(process, variables, ends.put)
             if self._told is not None:  # it came while they were started
-                for child in self.children:
-                    child.send(self._told)
+                for process in processes:
+                    process.send(self._told)
             return self._first_to_decide(ends)
         except OSError as error:
             raise ValueError(
-                f"process {child.number} cannot be started on this host: {error.strerror}"
+                f"process {process.number} cannot be started on this host: {error.strerror}"
             ) from error
         finally:
-            for child in self.children:
-                child.kill()
+            for process in processes:
+                process.kill()
 
-    def _first_to_decide(self, ends: queue.SimpleQueue[Child]) -> Child:
+    def _first_to_decide(self, ends: queue.SimpleQueue[Process]) -> Process:
         """Returns the first process that failed; else the first one that ended not as done."""
-        ended: list[Child] = []
+        ended: list[Process] = []
         deadline = float("inf")
-        while len(ended) < len(self.children) and time.monotonic() < deadline:
+        while len(ended) < len(self.processes) and time.monotonic() < deadline:
             try:
-                child = ends.get(timeout=_POLL)
+                process = ends.get(timeout=_POLL)
             except queue.Empty:
                 continue
-            assert child.code is not None
-            if not self._is_final(child.code):
-                return child
-            ended.append(child)
+            assert process.code is not None
+            if not self._is_final(process.code):
+                return process
+            ended.append(process)
             deadline = min(deadline, time.monotonic() + _PARTING)
-        return next((child for child in ended if child.code != DONE), ended[0])
+        return next((process for process in ended if process.code != DONE), ended[0])
 
     def _is_final(self, code: int) -> bool:
         """Whether a start that ended with this code is the last one."""
@@ -163,7 +190,7 @@ class Supervisor:
         return code in FINAL or code in (-signal.SIGTERM, -signal.SIGINT)
 
     def _failed(
-        self, first: Child, since: float, events: Events, before: tuple[int, float] | None
+        self, first: Process, since: float, events: Events, before: tuple[int, float] | None
     ) -> bool:
         """Reports a failure and waits before the next start; returns whether there is one."""
         launch, now = self.launch, time.monotonic()
@@ -180,15 +207,15 @@ class Supervisor:
             start=self.start,
             process=first.number,
             code=first.code,
-            cause=how_ended(first.code),
+            cause=first.end(),
             step=_step(reached),
             ran_seconds=round(ran, 3),
             repeated_seconds=round(repeated, 3),
         )
-        others = len(self.children) - 1
+        others = len(self.processes) - 1
         stopped = f"; the other{'s' * (others > 1)} had to be stopped" if others else ""
         why = _OUT_OF_MEMORY if first.code == -signal.SIGKILL else ""
-        launch.report(f"{first.death()} after {ran:.0f} s{stopped}{why}")
+        launch.report(f"process {first.number} {first.end()} after {ran:.0f} s{stopped}{why}")
         self._show_lines(first)
         self._in_vain = 0 if fresh else self._in_vain + 1
         while self._restarts and now - self._restarts[0] > launch.window:
@@ -217,16 +244,16 @@ class Supervisor:
         if stepped is not None:
             self._losses = _sum(self._losses, Losses(recovery_seconds=stepped[1]))
 
-    def _show_lines(self, first: Child) -> None:
+    def _show_lines(self, first: Process) -> None:
         """Shows the last lines of a process whose output was not shown, but for equal ones."""
         if first.shown:
             return
-        seen = {line for child in self.children if child.shown for line in child.lines()}
+        seen = {line for one in self.processes if one.shown for line in one.lines()}
         for line in first.lines():
             if line not in seen:
                 self.launch.report(f"process {first.number}: {line}")
 
-    def _conclude(self, first: Child, seconds: float) -> None:
+    def _conclude(self, first: Process, seconds: float) -> None:
         """Reports what a start that is the last one leaves to be said."""
         assert first.code is not None
         if first.code not in (DONE, UNFINISHED):
@@ -258,11 +285,13 @@ class Supervisor:
         before = {number: signal.getsignal(number) for number in numbers}
 
         def pass_on(number: int, frame: Any) -> None:
-            again = self._told not in (None, NOTICE) and number != NOTICE
-            self._told = self._told or number
-            self._wakes.set()
-            for child in self.children:
-                child.send(signal.SIGKILL if again else number)
+            again = self._got not in (None, NOTICE) and number != NOTICE
+            self._got = number
+            if again:
+                for process in self.processes:
+                    process.send(signal.SIGKILL)
+            else:
+                self.tell(number)
 
         for number in numbers:
             signal.signal(number, pass_on)
@@ -284,19 +313,3 @@ def _sum(one: Losses, other: Losses) -> Losses:
 
 def _step(reached: tuple[int, float] | None) -> int | None:
     return None if reached is None else reached[0]
-
-
-def _free_port() -> int:
-    """Returns a port of this host that nothing listens on.
-
-    Raises:
-        ValueError: there is none.
-    """
-    try:
-        with socket.create_server(("localhost", 0)) as listener:
-            return int(listener.getsockname()[1])
-    except OSError as error:
-        raise ValueError(
-            f"this host has no free port for its processes to meet at: {error.strerror}. Give one: "
-            "-- train --coordinator=localhost:1234"
-        ) from error

@@ -11,7 +11,6 @@ Guarantees:
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import math
 import os
@@ -24,7 +23,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -41,8 +39,6 @@ from meshdsl.training.processes.watching import (
     report,
     report_ended,
 )
-
-_PACKAGE = Path(__file__).resolve().parents[2]
 
 JOIN_TIMEOUT = 60.0  # seconds in which all processes of a job must join
 PAUSE_TIMEOUT = 120.0  # seconds for which one of them may stand still
@@ -368,24 +364,6 @@ def check_agreement(facts: Callable[[], Mapping[str, str]]) -> None:
         raise ValueError(
             "\n  ".join(["the processes of the job do not run the same", *differences])
         )
-
-
-def code_version(folder: Path = _PACKAGE) -> str:
-    """Returns a hash of all source files and tables of this package.
-
-    In a checkout, some of its folders are links, which `Path.rglob` does not follow.
-    """
-    files = [
-        Path(parent) / name
-        for parent, _, names in os.walk(folder, followlinks=True)
-        for name in names
-        if name.endswith((".py", ".json"))
-    ]
-    total = hashlib.sha256()
-    for file in sorted(files):
-        total.update(str(file.relative_to(folder)).encode())
-        total.update(file.read_bytes())
-    return total.hexdigest()[:12]
 
 
 def _listening() -> socket.socket:

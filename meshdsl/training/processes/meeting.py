@@ -129,7 +129,7 @@ class _Host:
     def values(self, value: Any) -> list[Any]:
         """Returns the values of all, when they have come."""
         try:
-            with selectors.DefaultSelector() as selector, _listening(self.port) as listener:
+            with selectors.DefaultSelector() as selector, listening(self.port) as listener:
                 selector.register(listener, selectors.EVENT_READ)
                 self._listen(selector, listener)
             # The port is free from here on, before anybody looks for JAX's runtime on it.
@@ -240,8 +240,15 @@ class _Host:
                 visitor.connection.sendall(text)
 
 
-def _listening(port: int) -> socket.socket:
-    """Returns a socket that listens on a port of this host."""
+def listening(port: int, who: str = "process 0") -> socket.socket:
+    """Returns a socket that listens on a port of this host.
+
+    Args:
+        who: who wants to, for the message.
+
+    Raises:
+        ValueError: another program has the port, or it is not allowed.
+    """
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     try:
@@ -250,8 +257,8 @@ def _listening(port: int) -> socket.socket:
         )
     except OSError as error:
         raise ValueError(
-            f"process 0 cannot listen on port {port} of this host: {error.strerror}. Choose "
-            "another port, or see what has it: an earlier job, or a second process 0"
+            f"{who} cannot listen on port {port} of this host: {error.strerror}. Choose another "
+            f"port, or see what has it: an earlier job, or a second {who}"
         ) from error
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.training.checkpointing.checkpoints import Checkpoints, CheckpointWarning
-from meshdsl.training.checkpointing.host_copies import newest_copy
+from meshdsl.training.checkpointing.newest import newest_copy
 from meshdsl.training.health.replicas import ReplicasDiffer
 from tests.training.checkpointing.test_checkpoints import (
     LAYOUTS,

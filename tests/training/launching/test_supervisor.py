@@ -15,6 +15,7 @@ import pytest
 
 from meshdsl.training.exit_codes import FINAL
 from meshdsl.training.launching import supervisor
+from meshdsl.training.launching.crew import OneHost
 from meshdsl.training.launching.events import NAME, losses
 from meshdsl.training.launching.supervisor import Launch, Supervisor
 
@@ -35,10 +36,12 @@ def launched(tmp_path, monkeypatch):
     def run(program, count=2, max_restarts=5, window=3600.0):
         said = []
 
-        def command(number, port):
-            return [sys.executable, "-c", COUNTED + program, str(tmp_path), str(number)]
+        def command(own):
+            number = own[0].removeprefix("--process_id=")
+            return [sys.executable, "-c", COUNTED + program, str(tmp_path), number]
 
-        launch = Launch(command, range(count), False, tmp_path, max_restarts, window, said.append)
+        crew = OneHost(command, range(count))
+        launch = Launch(crew, tmp_path, max_restarts, window, said.append)
         return Supervisor(launch).run(), said
 
     return run
@@ -226,10 +229,8 @@ def test_the_last_lines_of_a_process_are_shown_once(launched, capfd):
 
 
 def test_a_host_that_cannot_start_processes_says_so(tmp_path):
-    def command(number, port):
-        return [str(tmp_path / "nothing")]
-
-    launch = Launch(command, range(2), False, tmp_path, 5, 3600.0, print)
+    crew = OneHost(lambda own: [str(tmp_path / "nothing")], range(2))
+    launch = Launch(crew, tmp_path, 5, 3600.0, print)
     with pytest.raises(ValueError, match="process 0 cannot be started on this host: No such file"):
         Supervisor(launch).run()
 

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from meshdsl.training.processes.joining import check_devices, code_version
+from meshdsl.training.processes.code_version import code_version
+from meshdsl.training.processes.joining import check_devices
 from tests.lowering.backends.tf.hosts.test_cluster import free_ports
 from tests.training import classifier, own_script
 

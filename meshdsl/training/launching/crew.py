@@ -1,0 +1,134 @@
+"""The crew of a job: the processes of its next start, wherever they run.
+
+A supervisor asks its crew for the processes, starts them, and kills them all when one has failed.
+The crew of one host is here, that of several is in `hosts`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from meshdsl.training.launching.children import Child
+
+Command = Callable[[Sequence[str]], Sequence[str]]
+
+
+class Process(Protocol):
+    """A process of the job, on this host or on another one; see `children.Child`."""
+
+    number: int
+    shown: bool
+    began: float
+    code: int | None
+
+    def send(self, number: int) -> None:
+        """Sends it a signal."""
+
+    def kill(self) -> None:
+        """Ends it, and waits until it has ended."""
+
+    def lines(self) -> list[str]:
+        """Returns its last lines."""
+
+    def end(self) -> str:
+        """Says how it ended: `was killed by signal 9 (SIGKILL)`."""
+
+
+class Job(Protocol):
+    """What a crew needs of the supervisor that asks it."""
+
+    @property
+    def ending(self) -> bool:
+        """Whether the job has been told to end, so that waiting is of no use."""
+
+    def tell(self, number: int) -> None:
+        """Has every process get a signal that came to another host."""
+
+
+class Missing(Exception):
+    """Processes of the next start have not come."""
+
+
+class Crew(Protocol):
+    """Where the processes of a job run."""
+
+    def assemble(self, job: Job) -> Sequence[Any]:
+        """Returns the processes of the next start, when there are enough places for them.
+
+        Raises:
+            Missing: hosts did not come.
+        """
+
+    def begin(
+        self, process: Any, variables: Mapping[str, str], ended: Callable[[Any], None]
+    ) -> None:
+        """Starts a process; `ended` is called with it, in another thread, when it ends.
+
+        Args:
+            variables: variables of its environment, beside those that all have.
+
+        Raises:
+            OSError: this host cannot start another process.
+        """
+
+    def close(self, code: int) -> None:
+        """Lets other hosts go: the job has ended with an exit code."""
+
+
+@dataclass
+class OneHost:
+    """The processes of a job, or of this host's part of it, under one supervisor.
+
+    Attributes:
+        command: returns the command line of a process, given the flags that are its own.
+        numbers: the numbers of the processes.
+        total: how many the job has, where it has more than those.
+        coordinator: `host:port` where they meet; None: a port of this host that is free.
+        environment: the variables of the processes; None: those of this one.
+    """
+
+    command: Command
+    numbers: range
+    total: int | None = None
+    coordinator: str | None = None
+    environment: Mapping[str, str] | None = None
+    _where: str = ""
+
+    def assemble(self, job: Job) -> list[Child]:
+        self._where = self.coordinator or f"localhost:{_free_port()}"
+        return [Child(number, number == self.numbers[0]) for number in self.numbers]
+
+    def begin(
+        self, process: Child, variables: Mapping[str, str], ended: Callable[[Child], None]
+    ) -> None:
+        own = meeting_flags(process.number, self.total or len(self.numbers), self._where)
+        environment = {**(self.environment or os.environ), **variables}
+        process.start(self.command(own), ended, environment)
+
+    def close(self, code: int) -> None:
+        """There are no other hosts."""
+
+
+def meeting_flags(number: int, total: int, coordinator: str) -> list[str]:
+    """Returns the flags of `train` by which a process finds the others."""
+    return [f"--process_id={number}", f"--num_processes={total}", f"--coordinator={coordinator}"]
+
+
+def _free_port() -> int:
+    """Returns a port of this host that nothing listens on.
+
+    Raises:
+        ValueError: there is none.
+    """
+    try:
+        with socket.create_server(("localhost", 0)) as listener:
+            return int(listener.getsockname()[1])
+    except OSError as error:
+        raise ValueError(
+            f"this host has no free port for its processes to meet at: {error.strerror}. Give one: "
+            "-- train --coordinator=localhost:1234"
+        ) from error

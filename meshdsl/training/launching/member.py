@@ -1,0 +1,178 @@
+"""The supervisor of a host that is not the first: starts and ends processes as the first one says.
+
+It keeps a connection to the first supervisor; see `hosts`. If that breaks, its processes are
+killed, since the others start again without them, and it tries to come back.
+
+Guarantees:
+    It starts only the command that it was given, with flags that say which process it is.
+    No process goes on without a connection to the first supervisor.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from meshdsl.training.exit_codes import FAILED, NOTICE
+from meshdsl.training.launching.children import Child
+from meshdsl.training.launching.crew import Command
+from meshdsl.training.launching.hosts import TOKEN, Terms
+from meshdsl.training.launching.lines import Line
+from meshdsl.training.processes.meeting import address_of
+
+_RETRY = 0.5  # seconds between two attempts to reach the first supervisor
+_ANSWER = 5.0  # seconds in which it takes a connection
+_REPORT_AFTER = 5.0  # seconds of waiting before the first report
+_REPORT_EVERY = 30.0  # seconds between reports
+
+
+@dataclass
+class Member:
+    """Runs a host's processes until the job is over: `Member(...).run()` returns the exit code.
+
+    Attributes:
+        numbers: the numbers of the processes on this host.
+        command: returns the command line of a process, given the flags that are its own.
+        environment: the variables of the processes.
+        patience: seconds for which it looks for the first supervisor, at first and after a loss.
+        report: takes each line that it writes.
+    """
+
+    terms: Terms
+    numbers: range
+    command: Command
+    environment: Mapping[str, str]
+    workdir: Path
+    patience: tuple[float, float]
+    report: Callable[[str], None]
+    children: dict[int, Child] = field(default_factory=dict)
+    _line: Line | None = None
+    _told: int | None = None
+    _id: str = field(default_factory=lambda: os.urandom(8).hex())
+
+    def run(self) -> int:
+        """Does what the first supervisor says until it says that the job is over.
+
+        Returns:
+            The exit code of the job; 128 and the number of a signal that came meanwhile.
+
+        Raises:
+            ValueError: the first supervisor did not come, or refuses this one.
+        """
+        met = False
+        with self._signals():
+            while True:
+                connection = self._connected(self.patience[met])
+                if connection is None:
+                    if self._told is not None:
+                        return 128 + self._told
+                    raise ValueError(
+                        f"the first supervisor, at {self.terms.coordinator}, was not there for "
+                        f"{self.patience[met]:g} s. Start it, or see why it ended"
+                    )
+                self._line = Line(connection, self.terms.silence)
+                try:
+                    code = self._serve(self._line)
+                finally:
+                    self._line.close()
+                    for child in [*self.children.values()]:
+                        child.kill()
+                if code is not None:
+                    return code
+                met = True
+                self.report(
+                    f"the connection to the first supervisor, at {self.terms.coordinator}, is "
+                    "broken: the processes of this host are stopped, until it is there again"
+                )
+
+    def _connected(self, patience: float) -> socket.socket | None:
+        """Returns a connection to the first supervisor; None: it was not there in time."""
+        address, began = address_of(self.terms.coordinator), time.monotonic()
+        report_at = began + _REPORT_AFTER
+        while self._told is None and (now := time.monotonic()) < began + patience:
+            try:
+                return socket.create_connection(address, _ANSWER)
+            except OSError as error:
+                if now >= report_at:
+                    reason = error.strerror or str(error)
+                    self.report(
+                        f"waiting for the first supervisor at {self.terms.coordinator}: {reason}"
+                    )
+                    report_at = now + _REPORT_EVERY
+                time.sleep(_RETRY)
+        return None
+
+    def _serve(self, line: Line) -> int | None:
+        """Does what is said; returns the job's exit code, or None if the connection breaks."""
+        line.send(
+            id=self._id,
+            first=self.numbers[0],
+            processes=len(self.numbers),
+            total=self.terms.total,
+            code=self.terms.code,
+            host=socket.gethostname(),
+            token=self._token(),
+        )
+        for message in line.messages():
+            if "refused" in message:
+                raise ValueError(f"the first supervisor refuses this one: {message['refused']}")
+            if "over" in message:
+                return int(message["over"])
+            if "start" in message:
+                self._start(line, message)
+            elif message.get("signal") is not None and message["process"] in self.children:
+                self.children[message["process"]].send(message["signal"])
+            elif message.get("kill") in self.children:
+                self.children[message["kill"]].kill()
+        return None
+
+    def _start(self, line: Line, message: Mapping[str, Any]) -> None:
+        number = message["start"]
+        child = self.children[number] = Child(number, shown=number == self.numbers[0])
+
+        def ended(child: Child) -> None:
+            line.send(ended=child.number, code=child.code, lines=child.lines())
+
+        try:
+            environment = {**self.environment, **message["variables"]}
+            child.start(self.command(message["flags"]), ended, environment)
+        except OSError as error:
+            lines = [f"it cannot be started on this host: {error.strerror}"]
+            line.send(ended=number, code=FAILED, lines=lines)
+
+    def _token(self) -> str:
+        """Returns what the first supervisor has written into the workdir."""
+        try:
+            return (self.workdir / TOKEN).read_text()
+        except OSError:
+            return ""
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Tells the first supervisor of signals while its block runs; a second one kills."""
+        numbers = [signal.SIGINT, signal.SIGTERM, *([] if NOTICE is None else [NOTICE])]
+        before = {number: signal.getsignal(number) for number in numbers}
+
+        def pass_on(number: int, frame: Any) -> None:
+            again = self._told not in (None, NOTICE) and number != NOTICE
+            self._told = self._told or number
+            if self._line is not None:
+                self._line.send(told=number)
+            if again:
+                for child in [*self.children.values()]:
+                    child.send(signal.SIGKILL)
+
+        for number in numbers:
+            signal.signal(number, pass_on)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
