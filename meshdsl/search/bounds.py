@@ -10,6 +10,8 @@
 * Waits: sums over split dims that need each other travel one after another (`waits.py`). What may
   run beside them hides them.
 * Sums: gradients of parameters that axes of the batch do not split must be added up over these.
+* Ends: where the state of the optimizer is split over them, the updated shares of parameters are
+  gathered after all that the update needs (`ends.py`).
 * Memory: the larger of the inputs and three quarters of the buffers at the peak of one device, both
   divided in the same way.
 
@@ -31,6 +33,7 @@ import numpy as np
 from meshdsl.layouts.calibration import calibration_of
 from meshdsl.layouts.costs import ELEMENTWISE, Costs
 from meshdsl.layouts.layout import matches
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.costs.simulation import sending_seconds
 from meshdsl.search.facts import Facts, Stored, Work
 from meshdsl.search.space import Point, Structure
@@ -43,8 +46,8 @@ _PARTS = 8  # waits are added up for so many parts of a chain
 _CROSSING = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 _Part = Literal["params", "optimizer", "gradients", "values", "others"]
 _MOVED = (1e3, 1e12, 2000)  # bytes: from, to, and how many sizes between
+_MANY = 1e15  # bytes that take so long that no hop counts
 _PEAK = 0.75  # lowering may free buffers earlier than on one device: the least share seen is 0.88
-_HALF = 2  # the least bytes of an element of a gradient, unless products have 8 bits
 
 
 _Groups: TypeAlias = "tuple[list[_Alike], list[_Products]]"
@@ -66,8 +69,10 @@ class Bounds:
         self._priced = facts.costs is not None
         rest, self._products = self._grouped(facts.work)
         self._chains: dict[tuple, list[_Chained]] = {}
-        self._width = min([row.width for row in facts.work if row.product is not None], default=2)
-        self._width = min(_HALF, self._width)
+        rows = [*zip(facts.work, facts.outer, strict=True)]
+        self._before = [
+            self._grouped(row for row, outer in rows if outer in end.before) for end in facts.ends
+        ]
         self._update = [rows for rows in rest if frozenset(rows.first.dims) in facts.shapes]
         self._rest = [rows for rows in rest if frozenset(rows.first.dims) not in facts.shapes]
         self._inputs, self._peak = self._alike(facts.inputs), self._alike(facts.peak)
@@ -207,8 +212,43 @@ class Bounds:
         return split
 
     def least(self, point: Point, work: float) -> float:
-        """Returns the least time of a point with some work: sums of gradients may take longer."""
-        return max(work, self._sums(point))
+        """Returns the least time of a point with some work: what is sent may take longer."""
+        return max(work, self._sums(point), self._gathers(point))
+
+    def _gathers(self, point: Point) -> float:
+        """Returns the least time until the updated shares of parameters are gathered."""
+        structure, least = point.structure, 0.0
+        stacked = any(role.kind == "stack" for role in structure.roles)
+        if structure.storage != "optimizer" or stacked or self._calibrated:
+            return least
+        axes, _ = structure.storing
+        split = Split(
+            self.facts,
+            structure,
+            np.array([point.sizes]),
+            np.array([point.variant.microbatches]),
+        )
+        rows = {row.path: row for row in self.facts.parameters}
+        for end, before in zip(self.facts.ends, self._before, strict=True):
+            wire = 0.0
+            for row in (rows[path] for path in end.paths):
+                held = math.prod(row.dims.values()) * end.itemsize[row.path]
+                stored = 1 - float(split.storage(row.dims)[0])
+                wire += held * float(split.share(row.dims)[0]) * stored
+            if wire:
+                sent = self._at_once("all_gather", wire, axes, point.mesh)
+                least = max(least, float(self._total(*before, split)[0]) + sent)
+        return least
+
+    def _at_once(self, kind: str, wire: float, axes: Sequence[str], mesh: Mesh) -> float:
+        """Returns the least time of collectives that send some bytes over any of some axes."""
+        hardware = self.facts.hardware
+        send = partial(sending_seconds, hardware, mesh, kind, least=True)
+        ways = [(axis,) for axis in axes if mesh.extent([axis]) > 1]
+        hops = min(send(wire=1.0, axes=way) for way in ways)
+        if hardware.torus:  # what a byte takes beyond all hops
+            return max(hops, send(wire=_MANY, axes=axes) / _MANY * wire)
+        return min(send(wire=wire, axes=way) for way in (*ways, tuple(axes)))
 
     def _product(self, row: Work, seconds: float, runs: int, split: Split) -> np.ndarray:
         """Returns the time of a product at its local sizes, [points], in seconds.
@@ -258,7 +298,7 @@ class Bounds:
             for row in self.facts.parameters
             if not row.frozen
         )
-        wire = self._width * elements * (devices - 1) / devices
+        wire = self.facts.width * elements * (devices - 1) / devices
         hardware = self.facts.hardware
         kinds = ("reduce_scatter", "all_gather")
         return sum(sending_seconds(hardware, mesh, kind, wire, batch, least=True) for kind in kinds)

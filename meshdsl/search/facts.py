@@ -25,6 +25,8 @@ from meshdsl.lowering.costs.products import GROUPED
 from meshdsl.lowering.costs.roofline import convolution_bytes
 from meshdsl.lowering.costs.simulation import priced_work
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
+from meshdsl.search.ends import End, ends_of
+from meshdsl.tensors.dtypes import is_float
 from meshdsl.training.microbatches import MICROBATCH
 
 PARTS = 2  # microbatches of the program that stands for all with an even number
@@ -85,7 +87,7 @@ class Stored:
 
     @property
     def is_parameter(self) -> bool:
-        return matches("params", self.path)
+        return matches("params", self.path) and not matches("optimizer", self.path)
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,9 @@ class Facts:
         companions: for each dim, the dims of all tensors that have it: head_size has heads.
         parted: the dims that microbatches divide: the batch.
         leaves: the blocks without loops in them, each with its work.
+        outer: for each row of work, the instruction of the program's outer block that it is in.
+        ends: what the new values of parameters need (see `ends_of`).
+        width: the least bytes of a floating-point number of the program.
     """
 
     hardware: Hardware
@@ -127,6 +132,9 @@ class Facts:
     companions: Mapping[str, frozenset[str]]
     parted: frozenset[str]
     leaves: tuple[Leaf, ...]
+    outer: tuple[Instruction, ...]
+    ends: tuple[End, ...]
+    width: int
 
     @staticmethod
     def of(program: SpmdProgram, hardware: Hardware) -> Facts:
@@ -182,6 +190,9 @@ class Facts:
             companions,
             _parted(program, inputs, parts),
             leaves,
+            tuple((*loops, instruction)[0] for instruction, loops, _, _ in rows),
+            ends_of(program),
+            min(_widths(program), default=4),
         )
 
     @cached_property
@@ -266,6 +277,13 @@ class Facts:
         """Returns the size of a dim: the largest that any work or input has."""
         rows = [row.dims for row in self.inputs] + [row.dims for row in self.work]
         return max((dims[dim] for dims in rows if dim in dims), default=1)
+
+
+def _widths(program: SpmdProgram) -> Iterator[int]:
+    for instruction, _ in program.block.walk():
+        for value in (*instruction.inputs, *instruction.outputs):
+            if is_float(value.dtype):
+                yield value.dtype.itemsize
 
 
 def _blocks(block: Block) -> Iterator[Block]:

@@ -18,7 +18,7 @@ import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -147,12 +147,11 @@ class Search:
         tight = [plan for plan in ordered if not plan.fits]
         sure = {rows[at].order for at, plan in decided.items() if plan.decided}
         refined = {row.order: row.bound for row in rows}
-        rest = [refined.get(row.order, row.bound) for row in candidates if row.order not in sure]
         return Plans(
             self.hardware,
             tuple(plans),
             tuple(sorted(tight, key=lambda plan: plan.peak_bytes)),
-            None if self.closed else min(rest, default=None),
+            None if self.closed else self._least(candidates, refined, sure),
             points,
             len(candidates),
             len(self._tried),
@@ -160,6 +159,28 @@ class Search:
             self.room,
             not self._stopped,
         )
+
+    def _least(
+        self, candidates: Sequence[Candidate], refined: dict[int, float], sure: Collection[int]
+    ) -> float | None:
+        """Returns the least complete bound of all candidates but some.
+
+        Args:
+            candidates: by ascending bounds, of which some are not complete.
+            refined: the complete bounds that are known, by the numbers of the candidates.
+            sure: the candidates that do not count.
+        """
+        least: float | None = None
+        for row in candidates:
+            if least is not None and row.bound >= least:
+                break
+            if row.order in sure:
+                continue
+            bound = refined.get(row.order)
+            if bound is None:
+                bound = self.bounds(row.point.variant).least(row.point, row.bound)
+            least = bound if least is None else min(least, bound)
+        return least
 
     def _check_pinned(self) -> None:
         """Raises ValueError with all that is wrong with the pinned rules."""
@@ -242,7 +263,8 @@ class Search:
     def estimated(self, row: Candidate) -> Candidate:
         """Returns a candidate with its complete bound, and an estimate of its time."""
         bound = self.bounds(row.point.variant).least(row.point, row.bound)
-        estimate = max(bound, bound - row.waits + self._sent(row.point))
+        # The estimate of all that is sent has what the complete bound adds.
+        estimate = max(bound, row.bound - row.waits + self._sent(row.point))
         return replace(row, bound=bound, estimate=estimate)
 
     @property

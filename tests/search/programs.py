@@ -2,7 +2,8 @@
 
 A case number decides everything. The nets mix what layouts divide differently: products over dims
 of even and odd sizes, norms over features and over the batch, attention, a product with a batch
-dim, positions that mix, loops over layers with and without recomputation, microbatches.
+dim, positions that mix, loops over layers with and without recomputation, microbatches. Half of
+the steps clip their gradients by the norm of all.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ def make_case(number: int) -> Case:
     some = sorted({1, *(int(n) for n in rng.choice(counts, 2))}) if rng.random() < 0.5 else [1]
     if net.rows.size % 3 == 0 and rng.random() < 0.2:
         some = [1, 3]
-    step = step_of(net.init, net.loss, net.batch, tuple(some), optimizer, batch_dim="rows")
+    clip = 1.0 if number % 2 else None
+    step = step_of(
+        net.init, net.loss, net.batch, tuple(some), optimizer, batch_dim="rows", clip=clip
+    )
     devices = int(rng.choice(_DEVICES))
     slices = 2 if devices % 4 == 0 and rng.random() < 0.2 else 1
     return Case(step, str(rng.choice(_MACHINES)), devices, slices)

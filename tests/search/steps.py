@@ -8,9 +8,15 @@ from meshdsl.search.steps import recipe_step
 from meshdsl.training import Recipe
 
 
-def step_of(init, loss, batch, microbatches=(1,), optimizer=None, options=None, batch_dim="batch"):
-    """Returns the step of a model, with some numbers of microbatches."""
-    recipe = Recipe(init, loss, optimizer or Sgd(1e-3), batch_dim=batch_dim)
+def step_of(
+    init, loss, batch, microbatches=(1,), optimizer=None, options=None, batch_dim="batch", clip=None
+):
+    """Returns the step of a model, with some numbers of microbatches.
+
+    Args:
+        clip: the norm that gradients are clipped to; None: they are not.
+    """
+    recipe = Recipe(init, loss, optimizer or Sgd(1e-3), batch_dim=batch_dim, clip_norm=clip)
     return recipe_step(recipe, batch, microbatches, options=options)
 
 

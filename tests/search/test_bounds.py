@@ -5,10 +5,13 @@ import pytest
 
 from meshdsl.layouts.costs import ELEMENTWISE, costs_of
 from meshdsl.layouts.hardware import hardware
-from meshdsl.lowering.costs.simulation import step_seconds
+from meshdsl.lowering.costs.simulation import sending_seconds, step_seconds
 from meshdsl.models import load
+from meshdsl.optim import AdamW
 from meshdsl.search.bounds import Moved
+from meshdsl.search.plans import Effort
 from meshdsl.search.searching import Search
+from meshdsl.search.searching import search as search_plans
 from meshdsl.search.space import Variant
 from meshdsl.search.splits import Split
 from meshdsl.search.waits import chain_of
@@ -26,6 +29,8 @@ STEPS = {
     "parts": (lambda: mlp(64, 512, 3, microbatches=(1, 2, 4)), 2),
     "odd parts": (lambda: mlp(27, 512, 3, microbatches=(1, 3)), 2),
     "gpt": (gpt, 12),
+    # Large weights and a small batch: the gradients take longer than the work.
+    "sums": (lambda: mlp(64, 2048, 3, optimizer=AdamW(1e-3)), 1),
     # Its decoder reads fewer tokens than its encoder, which do not look like parts of a batch.
     "t5": (lambda: named("t5_mini", 16, 128, microbatches=(8,)), 24),
     "experts": (lambda: named("mixtral_mini", 16, 128), 40),
@@ -129,3 +134,43 @@ def test_an_estimate_counts_the_waits_of_its_bound_once():
         sent = search._sent(row.point)
         assert row.estimate == max(row.bound, row.bound - row.waits + sent)
         assert row.estimate < row.bound + sent
+
+
+def test_updated_shares_are_gathered_after_all_gradients():
+    """With ZeRO-1 the norm of all gradients scales each of them, so nothing hides the gathers."""
+    step = mlp(32768, 2048, 3, optimizer=AdamW(1e-3), clip=1.0)
+    search = Search(step, "v5p", 4)
+    facts = search.bounds(Variant()).facts
+    assert len(facts.parameters) == 3  # not their moments
+    assert facts.width == 4
+    (end,) = facts.ends
+    assert len(end.paths) == 3
+    assert sum(one.op == "einsum" for one in end.before) == 8  # 3 forward, 5 for gradients
+    rows = {
+        row.point.structure.storage: search.estimated(row)
+        for row in search.candidates()[0]
+        if row.point.structure.axes == ("data",)
+    }
+    whole = 3 * 2048**2 * 4
+    gathers = sending_seconds(
+        search.hardware, rows[""].point.mesh, "all_gather", whole * 3 / 4, ["data"]
+    )
+    work = sum(
+        row.seconds * row.runs
+        for row, outer in zip(facts.work, facts.outer, strict=True)
+        if outer in end.before
+    )
+    assert rows["optimizer"].bound > 0.95 * (work / 4 + gathers)
+    assert rows["optimizer"].bound > 1.03 * rows["params"].bound
+    point = rows["optimizer"].point
+    seconds = step_seconds(search.program(point.mesh, point.layout, point.variant), search.hardware)
+    assert rows["optimizer"].bound <= seconds < 1.5 * rows["optimizer"].bound
+
+
+def test_the_certificate_has_the_complete_bound_of_every_point():
+    """Not only of those that are estimated."""
+    step = mlp(4096, 2048, 3, optimizer=AdamW(1e-3))
+    some = search_plans(step, "v5p", 4, effort=Effort(estimated=1, tried=1, decided=1))
+    search = Search(step, "v5p", 4)
+    rows = [search.estimated(row).bound for row in search.candidates()[0]]
+    assert some.bound in sorted(rows)[:2]
