@@ -75,8 +75,9 @@ def sample(
         scores: floating-point, [..., over].
         noise: as of `row_noise`. None: the largest score is taken.
         temperature: a number or one for each row. 0 takes the largest score.
-        top_k: integers for rows: keep the k largest; 0 keeps all. None leaves the filter out, and
-            saves a sort, as for `top_p`.
+        top_k: integers for rows: keep the k largest; 0 keeps all. Scores are sorted while the
+            program runs only if some row has a `top_k` above 0 or a `top_p` below 1. None leaves
+            the filter out.
         top_p: keep the fewest that together have this probability (Holtzman et al. 2020, "nucleus
             sampling", section 3.1); 1 keeps all.
         min_p: keep those with at least this share of the largest probability (Nguyen et al. 2024,
@@ -92,7 +93,17 @@ def sample(
     scaled = scores / md.cast(md.where(draws, temperature, 1.0), scores.dtype)
     least = []
     if top_k is not None or top_p is not None:
-        least.append(_least_kept(scaled, over, top_k, top_p))
+        # Most rows ask for neither: sorting the scores is most of what a step costs beside them.
+        no_bound = md.broadcast(
+            md.full([], -math.inf, scaled.dtype), scaled.shape.without([over.name])
+        )
+        least.append(
+            md.cond(
+                _asked(top_k, top_p),
+                lambda: _least_kept(scaled, over, top_k, top_p),
+                lambda: no_bound,
+            )
+        )
     if min_p is not None:
         # The logarithm of 0 is -inf, which keeps all.
         least.append(md.max(scaled, over) + md.log(md.cast(min_p, scaled.dtype)))
@@ -100,6 +111,14 @@ def sample(
     for each in least:
         noisy = md.where(scaled >= each, noisy, -math.inf)
     return md.argmax(md.where(draws, noisy, scaled), over)
+
+
+def _asked(top_k: md.Tensor | None, top_p: md.Tensor | None) -> md.Tensor:
+    """Returns whether some row asks for one of the filters, a bool without dims."""
+    rows = [top_k > 0] if top_k is not None else []
+    rows += [top_p < 1] if top_p is not None else []
+    asked, *more = [md.any(each) for each in rows]
+    return asked | more[0] if more else asked
 
 
 def _least_kept(

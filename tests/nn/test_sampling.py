@@ -60,6 +60,34 @@ def test_what_filters_keep_is_drawn_and_nothing_else(filters, where):
         assert len(got) == len(may) or len(may) > 4  # rare ones may not be met
 
 
+@pytest.mark.parametrize("where", WHERE)
+def test_where_no_row_asks_for_a_filter_nothing_is_sorted_and_draws_are_the_same(where):
+    rng = np.random.default_rng(1)
+    scores = md.named(rng.normal(size=(4, VOCAB)).astype(np.float32), [BATCH, CHOICES])
+
+    def draw(scores, key, filters):
+        noise = nn.row_noise(key, md.arange(BATCH), CHOICES)
+        return nn.sample(scores, "vocab", noise, 0.7, **filters)
+
+    def filters(top_k, top_p):
+        rows = {"top_k": np.array(top_k, "int32"), "top_p": np.array(top_p, "float32")}
+        return {name: md.named(values, ["batch"]) for name, values in rows.items()}
+
+    filtered, plain = md.jit(draw, **where), md.jit(draw, **where)
+    program = filtered.lower(scores, md.random.key(0), filters([0] * 4, [1] * 4))
+    kinds = [instruction.op for instruction in program.block.instructions]
+    assert "cond" in kinds and "sort" not in kinds
+    differs = False
+    for seed in range(20):
+        key = md.random.key(seed)
+        wanted = np.asarray(plain(scores, key, {}))
+        assert np.array_equal(np.asarray(filtered(scores, key, filters([0] * 4, [1] * 4))), wanted)
+        one = np.asarray(filtered(scores, key, filters([0, 1, 0, 0], [1] * 4)))
+        assert np.array_equal(np.delete(one, 1), np.delete(wanted, 1))
+        differs |= one[1] != wanted[1]
+    assert differs
+
+
 def test_draws_have_the_probabilities_of_the_scores():
     scores = np.log(np.array([0.5, 0.3, 0.15, 0.05]))
     rows, vocab = md.dims(rows=20_000, vocab=4)
