@@ -54,7 +54,7 @@ class Kind:
         cheap: it only moves or converts data: passes may move it along with a collective.
         long: it runs long enough to hide a collective behind it.
         effect: it does more than compute its results, as printing does.
-        in_place: its result is its first operand, with a part of it overwritten.
+        in_place: its result is its first operand, with a part of it overwritten or added to.
         elsewhere: an element of the result has another position than the element that it reads, so
             the result cannot be written over the operand.
         reads_part: it reads no more elements of its first operand than its result has.
@@ -228,6 +228,8 @@ _declare("update", records.Update, none, in_place=True, along="dim", positionwis
 _declare("concat", records.AlongDim, none, along="dim", positionwise=True)
 _declare("assemble", records.Assemble, none, along="dim", positionwise=True)
 _declare("take", records.Indexed, none, reads_part=True, along="dim", positionwise=True)
+# Adds rows to a table, where `row_sums` says.
+_declare("add_rows", records.Indexed, none, in_place=True, along="dim")
 
 # Products.
 _declare(
@@ -298,6 +300,7 @@ for _name, _combined in {"add": "add", "max": "maximum", "min": "minimum"}.items
         along="dim",
         combined=_combined,
     )
+_declare("row_sums", records.RowSums, per_operand, as_fast_as_memory=True, along="dim")
 _declare(
     "cumsum cumprod cummax cummin",
     records.Cumulative,

@@ -87,6 +87,8 @@ class MeasuredCosts:
             return self._gather(instruction)
         if op.startswith("scatter_"):
             return self._scatter(instruction)
+        if op in ("row_sums", "add_rows"):
+            return self._touched(instruction)
         if kind_of(op).fusion is Fusion.REDUCTION:
             return self._reduction(instruction, work)
         if kind_of(op).elementwise:
@@ -157,6 +159,12 @@ class MeasuredCosts:
         if fit is None:
             return self.moved(2 * rows * row_bytes + table)
         return fit.seconds((rows, row_bytes, max(1, table // row_bytes)))
+
+    def _touched(self, instruction: Instruction) -> float:
+        """Returns the seconds of work with the touched rows of a table: a scatter of as many."""
+        rows, row_bytes = _rows(*instruction.inputs[-2:])
+        fit = self._of("scatters", instruction.op)
+        return self.moved(3 * rows * row_bytes) if fit is None else fit.seconds((rows, row_bytes, rows))
 
     def _reduction(self, instruction: Instruction, work: LocalWork) -> float:
         over = parameters_of(instruction, Reduction)["over"]

@@ -109,3 +109,17 @@ class Indexed(TypedDict):
 
     dim: str
     pairs: tuple[str, ...]
+
+
+class RowSums(Indexed):
+    """The sums of what updates add to each row of a table, without the table.
+
+    The results are as large as the updates and the indices. The rows ascend, and rows that several
+    indices name follow each other: the first has their sum, the others have zeros. Indices outside
+    of the table come last, as its size, with zeros.
+
+    Attributes:
+        size: that of the dim in this device's part of the table.
+    """
+
+    size: int

@@ -6,6 +6,8 @@ Their order:
 - `bucket` joins the remaining collectives.
 - `tidy` removes duplicate and unneeded instructions. The passes before it add them; `builder`
   writes none.
+- `touched_rows` computes with the rows of large tables that were looked up, instead of gradients
+  as large as the tables.
 - `schedule` orders the instructions.
 
 Every pass returns a well-formed program (`verify`). Every pass returns its own result unchanged.
@@ -24,11 +26,12 @@ from meshdsl.lowering.passes.bucket import bucket
 from meshdsl.lowering.passes.overlap import overlap
 from meshdsl.lowering.passes.schedule import schedule
 from meshdsl.lowering.passes.tidy import tidy
+from meshdsl.lowering.passes.touched_rows import touched_rows
 from meshdsl.lowering.program import SpmdProgram
 
 Pass = Callable[[SpmdProgram, Options], SpmdProgram]
 
-PASSES: tuple[Pass, ...] = (overlap, bucket, tidy, schedule)
+PASSES: tuple[Pass, ...] = (overlap, bucket, tidy, touched_rows, schedule)
 
 
 def run_passes(program: SpmdProgram, options: Options) -> SpmdProgram:

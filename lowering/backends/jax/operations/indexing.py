@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from meshdsl.lowering.backends.common.arrange import permutation
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
-from meshdsl.lowering.parameters import Indexed, parameters_of
+from meshdsl.lowering.parameters import Indexed, RowSums, parameters_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dtypes import identity, is_float
 
@@ -48,9 +49,7 @@ def _scatter(method: str, kind: str) -> Emitter:
         dim, shared = params["dim"], params["pairs"]
         index_dims, rest = indices.without(shared), out.local.without([dim, *shared])
         size = out.local.get(dim).size
-        half = kind == "sum" and is_float(out.dtype) and out.dtype.itemsize < 4
-        # Half precision would round many small summands away.
-        sum_dtype = np.dtype("float32") if half else out.dtype
+        sum_dtype = _sum_dtype(out.dtype) if kind == "sum" else out.dtype
         blank = np.asarray(identity(kind, out.dtype)).astype(sum_dtype)
 
         def scatter(updates: Any, index: Any) -> Any:
@@ -71,8 +70,73 @@ def _scatter(method: str, kind: str) -> Emitter:
     return emit
 
 
+def _sum_dtype(dtype: np.dtype) -> np.dtype:
+    """Returns the dtype of sums: half precision would round many small summands away."""
+    half = is_float(dtype) and dtype.itemsize < 4
+    return np.dtype("float32") if half else dtype
+
+
+def _row_sums(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    """Returns the sums of each row's updates, and the rows, by sorting the indices."""
+    updates, indices = (v.local for v in instruction.inputs)
+    params, dtype = parameters_of(instruction, RowSums), instruction.outputs[0].dtype
+    shared, size = params["pairs"], params["size"]
+    index_dims = indices.without(shared)
+    rest = updates.without(indices.names)
+    count = index_dims.volume
+
+    def add_up(updates: Any, index: Any) -> Any:
+        index = index.reshape(count)
+        number = jnp.arange(count, dtype=np.int32)
+        rows = jnp.where((index < 0) | (index > size), size, index)
+        rows, order = lax.sort((rows, number), num_keys=1, is_stable=True)
+        begins = jnp.concatenate([jnp.ones(1, bool), rows[1:] != rows[:-1]])
+        first = lax.cummax(jnp.where(begins, number, 0))
+        moved = jnp.take(updates.reshape(count, *rest.sizes), order, axis=0, mode="clip")
+        inside = (rows < size).reshape(count, *(1,) * len(rest))
+        moved = jnp.where(inside, moved.astype(_sum_dtype(dtype)), 0)
+        at = jnp.zeros_like(moved).at[first]
+        sums = at.add(moved, mode="drop", indices_are_sorted=True).astype(dtype)
+        return sums.reshape(updates.shape), rows.reshape(index_dims.sizes)
+
+    for _ in shared:
+        add_up = jax.vmap(add_up)
+    names = [*shared, *index_dims.names]
+    sums, rows = add_up(
+        jnp.transpose(inputs[0], permutation(updates.names, [*names, *rest.names])),
+        jnp.transpose(inputs[1], permutation(indices.names, names)),
+    )
+    return (
+        jnp.transpose(sums, permutation([*names, *rest.names], updates.names)),
+        jnp.transpose(rows, permutation(names, indices.names)),
+    )
+
+
+def _add_rows(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    """Returns a table with the sums of `row_sums` added to its rows."""
+    table, sums, rows = (v.local for v in instruction.inputs)
+    (out,), params = instruction.outputs, parameters_of(instruction, Indexed)
+    dim, shared = params["dim"], params["pairs"]
+    index_dims, rest = rows.without(shared), table.without([dim, *shared])
+
+    def add(table: Any, sums: Any, rows: Any) -> Any:
+        return table.at[rows].add(sums, mode="drop", indices_are_sorted=True)
+
+    for _ in shared:
+        add = jax.vmap(add)
+    names = [*shared, *index_dims.names]
+    result = add(
+        jnp.transpose(inputs[0], permutation(table.names, [*shared, dim, *rest.names])),
+        jnp.transpose(inputs[1], permutation(sums.names, [*names, *rest.names])),
+        jnp.transpose(inputs[2], permutation(rows.names, names)),
+    )
+    return jnp.transpose(result, permutation([*shared, dim, *rest.names], out.local.names))
+
+
 EMITTERS: Mapping[str, Emitter] = {
     "take": _take,
+    "row_sums": _row_sums,
+    "add_rows": _add_rows,
     "scatter_add": _scatter("add", "sum"),
     "scatter_max": _scatter("max", "max"),
     "scatter_min": _scatter("min", "min"),
