@@ -164,7 +164,11 @@ class MeasuredCosts:
         """Returns the seconds of work with the touched rows of a table: a scatter of as many."""
         rows, row_bytes = _rows(*instruction.inputs[-2:])
         fit = self._of("scatters", instruction.op)
-        return self.moved(3 * rows * row_bytes) if fit is None else fit.seconds((rows, row_bytes, rows))
+        return (
+            self.moved(3 * rows * row_bytes)
+            if fit is None
+            else fit.seconds((rows, row_bytes, rows))
+        )
 
     def _reduction(self, instruction: Instruction, work: LocalWork) -> float:
         over = parameters_of(instruction, Reduction)["over"]

@@ -25,7 +25,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.instructions import Fusion, kinds_with
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.parameters import Indexed, Reduction, parameters_of
@@ -40,18 +40,22 @@ _SORTING = 32  # sorting takes as long as moving each index that often
 
 def touched_rows(program: SpmdProgram, options: Options) -> SpmdProgram:
     """Returns a program that computes with the touched rows of tables where this moves less."""
-    return each_block(program, _of_block)
+    return each_block(program, lambda block: _of_block(block, program.mesh))
 
 
-def _of_block(block: Block) -> Block:
-    scatters = [one for one in block.instructions if one.op == "scatter_add" and _pays(one)]
+def _of_block(block: Block, mesh: Mesh) -> Block:
+    scatters = [
+        one
+        for one in block.instructions
+        if one.op == "scatter_add" and _pays(one) and not _has_pads(one, mesh)
+    ]
     if not scatters:
         return block
     readers: dict[Value, list[Instruction]] = defaultdict(list)
     for instruction in block.instructions:
         for value in dict.fromkeys(instruction.inputs):
             readers[value].append(instruction)
-    makers = {value: one.op for one in block.instructions for value in one.outputs}
+    makers = {value: one for one in block.instructions for value in one.outputs}
     rewriter = _Rewriter(readers, makers, set(block.outputs))
     for scatter in scatters:
         rewriter.follow(scatter)
@@ -68,6 +72,13 @@ def _pays(scatter: Instruction) -> bool:
     return 0 < _LESS * moved <= scatter.outputs[0].bytes
 
 
+def _has_pads(scatter: Instruction, mesh: Mesh) -> bool:
+    """Whether there are pads among the updates of a row: sums must not stand in them."""
+    _, indices = scatter.inputs
+    own = indices.shape.without(parameters_of(scatter, Indexed)["pairs"])
+    return any(d.size % mesh.extent(indices.layout.axes(d.name)) for d in own)
+
+
 class _Rewriter:
     """What becomes of a block.
 
@@ -80,7 +91,7 @@ class _Rewriter:
     def __init__(
         self,
         readers: Mapping[Value, Sequence[Instruction]],
-        makers: Mapping[Value, str],
+        makers: Mapping[Value, Instruction],
         results: set[Value],
     ) -> None:
         self.readers, self.makers, self.results = readers, makers, results
@@ -109,28 +120,39 @@ class _Rewriter:
 
     def _keeps_zeros(self, reader: Instruction, value: Value, scatter: Instruction) -> bool:
         """Whether the results are zero, but for rows that come from the same rows of a value."""
+        dim = parameters_of(scatter, Indexed)["dim"]
         if reader.op in _ALONE:
             return True
+        if reader.op == "select":  # pads along other dims are zeros for a sum
+            choice, kept, blank = reader.inputs
+            return kept is value and choice.local.find(dim) is None and self._is_zero(blank)
         if reader.op != "multiply" and (reader.op != "divide" or reader.inputs[0] is not value):
             return False
         others = [other for other in reader.inputs if other is not value]
         if not others:
             return reader.op == "multiply"
-        return others[0].local.find(parameters_of(scatter, Indexed)["dim"]) is None
+        return others[0].local.find(dim) is None
+
+    def _is_zero(self, value: Value) -> bool:
+        maker = self.makers.get(value)
+        return maker is not None and maker.op == "full" and maker.params["value"] == 0
 
     def _ends(self, reader: Instruction, value: Value, scatter: Instruction) -> bool:
         """Whether a reader sums over all rows, or adds them to what is in memory, for a result."""
         if reader.op == "sum":
-            dim = parameters_of(scatter, Indexed)["dim"]
-            return dim in parameters_of(reader, Reduction)["over"]
+            over, kept = parameters_of(reader, Reduction)["over"], reader.outputs[0].local.names
+            in_order = [name for name in scatter.inputs[0].local.names if name in kept]
+            return parameters_of(scatter, Indexed)["dim"] in over and in_order == [*kept]
         if reader.op not in ("add", "subtract"):
             return False
         first, second = reader.inputs
         table, (result,) = (first if second is value else second), reader.outputs
         if table is value or (reader.op == "subtract" and table is second):
             return False
-        in_memory = self.makers.get(table) not in _FUSED and set(table.local) == set(value.local)
-        return in_memory and result in self.results and not self.readers[result]
+        maker = self.makers.get(table)
+        in_memory = maker is None or maker.op not in _FUSED
+        alike = set(table.local) == set(value.local)
+        return alike and in_memory and result in self.results and not self.readers[result]
 
     def written(self, instruction: Instruction) -> list[Instruction]:
         """Returns what stands for an instruction."""

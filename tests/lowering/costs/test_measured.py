@@ -146,6 +146,21 @@ def test_look_ups_and_scatters_along_a_later_dim_have_their_own_figures():
         assert costs.work(*found[op]) < seconds and costs.estimated == {op: kind}
 
 
+def test_touched_rows_cost_what_a_scatter_of_as_many_rows_does():
+    def changed(x, i):
+        return x - md.grad(lambda x: md.sum(md.take(x, i, "rows")))(x)
+
+    table = md.dims(rows=2**14, width=64)
+    lowered = program(changed, spec(*table), spec(md.Dimension("few", 16), dtype="int32"))
+    costs, found = costs_of(lowered, scatters={(16, 256, 16): 4e-3})
+    for op in ("row_sums", "add_rows"):
+        assert costs.work(*found[op]) == pytest.approx(4e-3, rel=0.05)
+        assert 0 < found[op][1].bytes < 2**14 * 64
+    costs, found = costs_of(lowered)
+    assert 0 < costs.work(*found["row_sums"]) < 1e-3
+    assert costs.estimated == {"row_sums": "elementwise work on as many bytes"}
+
+
 def test_a_dim_that_table_and_indices_share_does_not_make_a_row_strided():
     def looked_up(x, i):
         return md.take_along(x, i, "b")

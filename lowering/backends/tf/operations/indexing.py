@@ -66,7 +66,7 @@ def _scatter(combine: Callable[..., Any], kind: str) -> Emitter:
 def _row_sums(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf.Tensor]:
     """Returns the sums of each row's updates, and the rows, by sorting the indices."""
     updates, indices = (v.local for v in instruction.inputs)
-    params, (out, places) = parameters_of(instruction, RowSums), instruction.outputs
+    params, out = parameters_of(instruction, RowSums), instruction.outputs[0]
     shared, size = params["pairs"], params["size"]
     names, rest = [*shared, *indices.without(shared).names], updates.without(indices.names)
     tables, count = indices.select(shared).volume, indices.without(shared).volume
