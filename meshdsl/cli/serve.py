@@ -48,9 +48,10 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     from meshdsl.generation import RowWriter
     from meshdsl.generation.serving import Engine
     from meshdsl.generation.serving.app import Service, application
+    from meshdsl.generation.serving.wire import RANKED
 
     rows, place = values.batch_size or _ROWS, place_of(values)
-    writer = RowWriter(model, context=context, rows=rows, place=place)
+    writer = RowWriter(model, context=context, rows=rows, place=place, ranked=RANKED)
     writer.load(trained.load(writer.programs.like, writer.programs.places()))
     writer.warm_up()
     name = Path(values.workdir or values.init_from).expanduser().resolve().name

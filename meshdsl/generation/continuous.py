@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshdsl import ops
+from meshdsl.generation.probabilities import StepProbabilities, TokenProbability
 from meshdsl.generation.programs import Place, Programs, Sizes
 from meshdsl.generation.reading import check_prompts, check_writes, in_chunks, settings, sizes_of
 from meshdsl.generation.sampling import FILTERS, Sampling
@@ -37,9 +39,17 @@ class RowPrograms(Programs):
         most: the most positions that a text reads.
     """
 
-    def __init__(self, model: Model, sizes: Sizes, place: Place, one: Programs, most: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        sizes: Sizes,
+        place: Place,
+        one: Programs,
+        most: int,
+        ranked: int = 0,
+    ) -> None:
         self._most = most
-        super().__init__(model, FILTERS, sizes, place, lengths=[1])
+        super().__init__(model, FILTERS, sizes, place, lengths=[1], ranked=ranked)
         tokens = [spec(each.sizes.tokens(1), "int32") for each in (self, one)]
         arguments = (self.state, self.fixed, tokens[0], one.state, one.fixed, tokens[1])
         row = spec([], "int32")
@@ -113,16 +123,31 @@ class ReadPrompt:
     Attributes:
         state, fixed: of a batch of this text.
         tokens: s32[batch=1, length=1]; the first one after the prompt, once all of it is read.
+        probabilities: of that token, as of `Programs.steps`, if the text reports them.
+        scored: of each chunk of the prompt, the token after each position and its probabilities, if
+            they are asked for.
     """
 
     state: Any
     fixed: Any
     tokens: NamedArray
+    probabilities: Any = None
+    scored: tuple[tuple[NDArray[np.int32], Any], ...] = ()
 
     @property
     def first(self) -> int:
         """The first token after the prompt."""
         return int(np.asarray(self.tokens)[0, 0])
+
+    def first_probability(self) -> TokenProbability:
+        """Returns the probability of the first token after the prompt."""
+        return StepProbabilities.of(self.tokens, self.probabilities).at(0)
+
+    def prompt_probabilities(self, prompt: Sequence[int]) -> list[TokenProbability]:
+        """Returns the probability of each token of the prompt, once all of it is read."""
+        found = [StepProbabilities.of(targets, read) for targets, read in self.scored]
+        all_ = [each.at(at) for each in found for at in range(len(each.tokens))]
+        return [TokenProbability(int(prompt[0])), *all_[len(all_) - len(prompt) : -1]]
 
 
 class RowWriter:
@@ -143,6 +168,11 @@ class RowWriter:
         rows: how many texts are written at once.
         place: where the programs run.
         chunk: how many tokens of a prompt are read at once. None: up to 128.
+        ranked: of how many of the likeliest tokens a text may report the probabilities; 0: no text
+            reports any.
+
+    Attributes:
+        probabilities: of the tokens of the latest step, as of `Programs.steps`.
 
     Raises:
         ValueError: the model writes no text, the context is longer than its positions, or the
@@ -157,6 +187,7 @@ class RowWriter:
         rows: int = 8,
         place: Place | None = None,
         chunk: int | None = None,
+        ranked: int = 0,
     ) -> None:
         check_writes(model)
         assert model.decoding is not None
@@ -170,8 +201,12 @@ class RowWriter:
         new = 0 if model.decoding.empty else context
         sizes, place = sizes_of(model, context, new, 1, chunk), place or Place()
         lengths = [sizes.chunk if model.decoding.empty else 1]
-        self._one = Programs(model, FILTERS, sizes, place, lengths)
-        self.programs = RowPrograms(model, replace(sizes, batch=rows), place, self._one, context)
+        reads = model.decoding.empty is not None
+        self._one = Programs(model, FILTERS, sizes, place, lengths, ranked, reads)
+        sizes = replace(sizes, batch=rows)
+        self.programs = RowPrograms(model, sizes, place, self._one, context, ranked)
+        self.ranked = ranked
+        self.probabilities: Any = None
         self._params: Any = None
         self._state: Any = None
         self._fixed: Any = None
@@ -190,7 +225,7 @@ class RowWriter:
         """Takes parameters that are prepared, as `LikelihoodScorer.params` of the same place."""
         self._params = prepared
         count, sizes = self.rows, self.programs.sizes
-        rows = settings([Sampling()] * count, [0] * count)
+        rows = settings([Sampling()] * count, [0] * count, False if self.ranked else None)
         rows["read"] = named(np.zeros(count, np.int32), ["batch"])
         none = named(np.zeros(count, np.int32), ["batch"])
         source = None
@@ -202,6 +237,8 @@ class RowWriter:
 
     def warm_up(self) -> None:
         """Runs every program once, so that no text waits for what happens at the first run."""
+        if self.ranked and not self.programs.encodes:
+            list(self.read([0], Sampling(), scored=True))
         (*_, prompt) = self.read([0], Sampling())
         self.join(prompt, 0)
         np.asarray(self.step())
@@ -211,22 +248,38 @@ class RowWriter:
         return self.context if self.programs.encodes else self.context - prompt_tokens
 
     def read(
-        self, prompt: Sequence[int], sampling: Sampling, number: int = 0
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        number: int = 0,
+        reports: bool = False,
+        scored: bool = False,
     ) -> Iterator[ReadPrompt]:
         """Reads a prompt, and yields after each chunk of it; the last one is to `join`.
 
         Args:
             number: of the text, which its draws depend on, as does the seed of `sampling`.
+            reports: whether the probabilities of the text's tokens are asked for.
+            scored: whether those of the prompt's tokens are; an encoder's prompt has none.
 
         Raises:
-            ValueError: the prompt is empty, or longer than the context.
+            ValueError: the prompt is empty, or longer than the context; or the writer has no
+                probabilities.
         """
         check_prompts([prompt], 1, self.context)
         if self._params is None:
             raise ValueError("the writer has no parameters: load(params) first")
-        rows = settings([sampling], [number])
-        for read in in_chunks(self._one, self._params, [prompt], rows):
-            yield ReadPrompt(read["state"], read["fixed"], read["tokens"])
+        if (reports or scored) and not self.ranked:
+            raise ValueError("the writer has no probabilities: make it with `ranked`")
+        if scored and self.programs.encodes:
+            raise ValueError("an encoder reads the prompt: its tokens have no probabilities")
+        rows = settings([sampling], [number], reports if self.ranked else None)
+        pieces: tuple[tuple[NDArray[np.int32], Any], ...] = ()
+        for read in in_chunks(self._one, self._params, [prompt], rows, scored):
+            if scored:
+                pieces = (*pieces, (read["targets"], read["read"]))
+            found = read.get("probabilities")
+            yield ReadPrompt(read["state"], read["fixed"], read["tokens"], found, pieces)
 
     def join(self, prompt: ReadPrompt, row: int) -> None:
         """Has the following steps write the text after a prompt, in a row."""
@@ -238,4 +291,5 @@ class RowWriter:
         """Writes a token of each row; returns them, s32[batch, length=1], as soon as it begins."""
         stepped = self.programs.steps[1](self._params, self._state, self._fixed, self._tokens)
         self._state, self._tokens = stepped["state"], stepped["tokens"]
+        self.probabilities = stepped.get("probabilities")
         return self._tokens

@@ -23,6 +23,7 @@ from meshdsl.models.model import Cache, Model
 from meshdsl.ops import random
 from meshdsl.running.jit import Compiled, jit
 from meshdsl.tensors.dims import Dimension
+from meshdsl.tensors.dtypes import accumulator
 from meshdsl.tensors.named_array import spec
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.training.programs import places
@@ -136,11 +137,17 @@ class Programs:
         begin: prepared parameters, the tokens of an encoder or None, pads, and the settings of rows
             (`ROWS`, and `key`) -> `state`, and what is `fixed` in all steps.
         steps: by the number of tokens that they read: prepared parameters, state, fixed, and tokens
-            [batch, length] -> `state`, and `tokens` [batch, length=1].
+            [batch, length] -> `state`, and `tokens` [batch, length=1]. With `ranked`, also
+            `probabilities` of these tokens: `chosen`, the logarithm of theirs, [batch], and the
+            `values` and `numbers` of the likeliest, [batch, ranked]; 0 if no row `reports` any.
+        reading: with `reads`, a step that reads a chunk of a prompt, takes the token after each of
+            its positions too, and has the probabilities `read` of these: [batch, length, ...].
 
     Args:
         filters: what steps compute to choose tokens; see `Sampling.filters`.
         lengths: how many tokens steps read. None: one, and a chunk of a prompt.
+        ranked: of how many of the likeliest tokens steps have the probabilities; 0: of no token.
+        reads: whether there is a step that has those of a prompt.
 
     Raises:
         ValueError: the layout or the mesh do not fit.
@@ -153,8 +160,11 @@ class Programs:
         sizes: Sizes,
         place: Place,
         lengths: Collection[int] | None = None,
+        ranked: int = 0,
+        reads: bool = False,
     ) -> None:
         assert model.decoding is not None
+        self._reported = min(ranked, model.config.vocab)
         self._decoding, self._filters, self.sizes = model.decoding, filters, sizes
         self.encodes, self.start = model.decoding.empty is None, model.decoding.start
         self._vocab = Dimension("vocab", model.config.vocab)
@@ -173,6 +183,11 @@ class Programs:
                 step = (prepared, begun["state"], begun["fixed"], tokens)
                 self.steps[length] = place.compiled(self._step, step, "state", main=True)
                 warnings.simplefilter("ignore", LayoutWarning)  # the first one has warned
+            self.reading: Compiled | None = None
+            if reads and self._reported:
+                tokens = spec(sizes.tokens(sizes.chunk), "int32")
+                given = (prepared, begun["state"], begun["fixed"], tokens, tokens)
+                self.reading = place.compiled(self._read_step, given, "state", main=True)
         self.prepare = place.compiled(self._prepare, [self.like], "params")
         self.begin = place.compiled(self._begin, begin)
 
@@ -187,6 +202,8 @@ class Programs:
             source = spec(self.sizes.tokens(self.sizes.prompt), "int32")
         rows: dict[str, Any] = {name: spec([batch], dtype) for name, dtype in ROWS.items()}
         rows["key"] = spec([batch, random.KEY], "uint32")
+        if self._reported:
+            rows["reports"] = spec([batch], "bool")
         return [params, source, spec([batch], "int32"), rows]
 
     def _prepare(self, params: Any) -> dict[str, Any]:
@@ -211,8 +228,32 @@ class Programs:
     def _step(
         self, params: Any, state: dict[str, Any], fixed: dict[str, Tensor], tokens: Tensor
     ) -> dict[str, Any]:
-        cache, filters = state["cache"], self._filters
-        scores, read = self._decoding.step(params, tokens, cache)
+        scores, read = self._decoding.step(params, tokens, state["cache"])
+        return self._chosen(state, fixed, tokens, scores, read)
+
+    def _read_step(
+        self,
+        params: Any,
+        state: dict[str, Any],
+        fixed: dict[str, Tensor],
+        tokens: Tensor,
+        targets: Tensor,
+    ) -> dict[str, Any]:
+        scores, read = self._decoding.step(params, tokens, state["cache"], every=True)
+        last = ops.index(scores, "length", scores.shape.get("length").size - 1)
+        probabilities = self._probabilities(scores, targets)
+        return {"read": probabilities, **self._chosen(state, fixed, tokens, last, read)}
+
+    def _chosen(
+        self,
+        state: dict[str, Any],
+        fixed: dict[str, Tensor],
+        tokens: Tensor,
+        scores: Tensor,
+        read: Cache,
+    ) -> dict[str, Any]:
+        """Returns what a step gives, by the scores [batch, vocab] of what follows its tokens."""
+        cache, filters, raw = state["cache"], self._filters, scores
         state = {**state, "cache": read}
         if "repetition_penalty" in filters:
             positions = ops.arange(tokens.shape.get("length")) + cache.start
@@ -221,7 +262,33 @@ class Programs:
                 state["seen"], ops.where(of_text, tokens, -1), True, self._vocab, mode="max"
             )
             scores = nn.penalise_seen(scores, state["seen"], fixed["repetition_penalty"])
-        return {"state": state, **self._following(scores, read, fixed)}
+        found: dict[str, Any] = {"state": state, **self._following(scores, read, fixed)}
+        if self._reported:
+            next_tokens = ops.index(found["tokens"], "length", 0)
+            found["probabilities"] = ops.cond(
+                ops.any(fixed["reports"]),
+                lambda: self._probabilities(raw, next_tokens),
+                lambda: self._no_probabilities(raw),
+            )
+        return found
+
+    def _probabilities(self, scores: Tensor, tokens: Tensor) -> dict[str, Tensor]:
+        """Returns how likely tokens [...] are by the scores [..., vocab], and the likeliest."""
+        scores = ops.cast(scores, accumulator(scores.dtype))
+        logs = ops.log_softmax(scores, self._vocab)
+        values, numbers = ops.top_k(logs, self._reported, self._vocab, "ranked")
+        chosen = -nn.softmax_cross_entropy(scores, tokens, over=self._vocab.name)
+        return {"chosen": chosen, "values": values, "numbers": numbers}
+
+    def _no_probabilities(self, scores: Tensor) -> dict[str, Tensor]:
+        """Returns zeros of the dims and dtypes of `_probabilities`."""
+        dtype, rows = accumulator(scores.dtype), scores.shape.without([self._vocab.name])
+        ranked = [*rows, Dimension("ranked", self._reported)]
+        return {
+            "chosen": ops.zeros(rows, dtype),
+            "values": ops.zeros(ranked, dtype),
+            "numbers": ops.zeros(ranked, "int32"),
+        }
 
     def _following(
         self, scores: Tensor, read: Cache, fixed: dict[str, Tensor]

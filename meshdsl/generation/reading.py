@@ -60,8 +60,15 @@ def check_prompts(prompts: Sequence[Sequence[int]], most: int, most_tokens: int)
             )
 
 
-def settings(samplings: Sequence[Sampling], numbers: Sequence[int]) -> dict[str, NamedArray]:
-    """Returns the settings of rows that do not depend on prompts, by name: `ROWS`, and `key`."""
+def settings(
+    samplings: Sequence[Sampling], numbers: Sequence[int], reports: bool | None = None
+) -> dict[str, NamedArray]:
+    """Returns the settings of rows that do not depend on prompts, by name: `ROWS`, and `key`.
+
+    Args:
+        reports: whether steps are to have the probabilities of the tokens of these rows. None: the
+            programs have none.
+    """
     rows = {
         name: named(np.array([getattr(each, name) for each in samplings], dtype), ["batch"])
         for name, dtype in ROWS.items()
@@ -69,6 +76,8 @@ def settings(samplings: Sequence[Sampling], numbers: Sequence[int]) -> dict[str,
     }
     keys = np.stack([np.asarray(random.key(each.seed)) for each in samplings])
     rows["key"] = named(keys, ["batch", random.KEY.name])
+    if reports is not None:
+        rows["reports"] = named(np.full(len(samplings), reports), ["batch"])
     rows["number"] = named(np.array([n % 2**32 for n in numbers], np.uint32), ["batch"])
     return rows
 
@@ -97,8 +106,14 @@ def in_chunks(
     params: Any,
     prompts: Sequence[Sequence[int]],
     rows: Mapping[str, NamedArray],
+    scored: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Reads prompts as `read_prompts`, and yields what each step gives, with what is `fixed`."""
+    """Reads prompts as `read_prompts`, and yields what each step gives, with what is `fixed`.
+
+    Args:
+        scored: whether steps have the probabilities `read` of the tokens of a prompt, which are
+            `targets`: [batch, length], the token after each position.
+    """
     sizes = programs.sizes
     if programs.encodes and programs.start is not None:
         source, pads = aligned_right(prompts, sizes.prompt)
@@ -119,8 +134,14 @@ def in_chunks(
     size = min(sizes.chunk, text.shape[1])
     for first in range(0, text.shape[1], size):
         piece = named(text[:, first : first + size], _TOKENS)
-        read = programs.steps[size](params, read["state"], begun["fixed"], piece)
-        yield {**read, "fixed": begun["fixed"]}
+        arguments = [params, read["state"], begun["fixed"], piece]
+        if not scored:
+            yield {**(read := programs.steps[size](*arguments)), "fixed": begun["fixed"]}
+            continue
+        assert programs.reading is not None
+        targets = np.roll(text, -1, 1)[:, first : first + size]
+        read = programs.reading(*arguments, named(targets, _TOKENS))
+        yield {**read, "fixed": begun["fixed"], "targets": targets}
 
 
 def aligned_right(

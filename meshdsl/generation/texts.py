@@ -54,6 +54,11 @@ class Text:
         self.finish = self.finish or finish
         return piece
 
+    @property
+    def known(self) -> int:
+        """How many characters the tokens so far are known to have, stop strings included."""
+        return len(self.written) + len(self._pending)
+
     def _fresh(self, last: bool = False) -> str:
         """Returns the characters that are known since the last call.
 

@@ -1,12 +1,16 @@
 """Texts that join and leave the rows of a batch, against the same texts written alone."""
 
+import functools
 import itertools
 
 import numpy as np
 import pytest
 
+import meshdsl as md
 from meshdsl import models
 from meshdsl.generation import RowWriter, Sampling, Writer
+from meshdsl.generation.probabilities import StepProbabilities
+from meshdsl.models import transformer
 from tests.generation.test_writer import PLACES, SIZES, trained
 
 DRAWS = [
@@ -184,3 +188,48 @@ def test_scores_may_have_any_dtype(dtype):
     alone.load(params)
     assert found == [int(token) for (token,) in alone.write([[3, 5]])]
     assert len(set(found)) > 1
+
+
+@pytest.mark.parametrize("place", ["tensor parallel", "jax"])
+def test_probabilities_are_those_of_the_full_forward_pass_on_every_layout(place):
+    model, params = trained()
+    writer = RowWriter(model, context=CONTEXT, rows=2, place=PLACES[place], chunk=4, ranked=3)
+    writer.load(params)
+    writer.warm_up()
+    prompt, other = [7, 3, 60, 1, 9], [5]
+    *_, silent = writer.read(other, Sampling(seed=1))
+    writer.join(silent, 1)
+    *_, read = writer.read(prompt, Sampling(0.7, top_k=9, seed=3), reports=True, scored=True)
+    writer.join(read, 0)
+    found = [*read.prompt_probabilities(prompt), read.first_probability()]
+    for _ in range(4):
+        tokens = np.asarray(writer.step())[:, 0]
+        found.append(StepProbabilities.of(tokens, writer.probabilities).at(0))
+    text = [each.token for each in found]
+    assert text[:5] == prompt and found[0].log_probability is None
+    at_once = md.jit(functools.partial(transformer.logits, model.config), backend="numpy")
+    named = md.named(np.array([text], "int32"), ["batch", "length"])
+    logits = np.asarray(at_once(params, named))[0].astype(np.float64)
+    wanted = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    for at, each in enumerate(found[1:]):
+        assert each.log_probability == pytest.approx(wanted[at, each.token], abs=1e-5)
+        order = np.argsort(-wanted[at])[:3]
+        assert [token for token, _ in each.likeliest] == order.tolist()
+        values = [value for _, value in each.likeliest]
+        np.testing.assert_allclose(values, wanted[at, order], atol=1e-5)
+
+
+def test_a_writer_without_probabilities_says_so():
+    model, params = trained()
+    writer = RowWriter(model, context=8, rows=1, place=PLACES["one device"])
+    writer.load(params)
+    with pytest.raises(ValueError, match="make it with `ranked`"):
+        next(writer.read([1], Sampling(), reports=True))
+    model, params = family("t5_mini")
+    writer = RowWriter(model, context=8, rows=1, place=PLACES["one device"], ranked=2)
+    writer.load(params)
+    with pytest.raises(ValueError, match="an encoder reads the prompt"):
+        next(writer.read([1, 2], Sampling(), scored=True))
+    *_, prompt = writer.read([1, 2], Sampling(temperature=0), reports=True)
+    likeliest = prompt.first_probability().likeliest
+    assert prompt.first == likeliest[0][0]

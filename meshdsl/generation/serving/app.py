@@ -25,7 +25,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from meshdsl.generation.serving.chat import Template, Unfit
-from meshdsl.generation.serving.engine import Engine, Event, Full, Request, Stopped
+from meshdsl.generation.serving.engine import (
+    Engine,
+    Event,
+    Full,
+    Request,
+    Stopped,
+    WrittenToken,
+)
+from meshdsl.generation.serving.logprobs import of_chat, of_completion, of_prompt
 from meshdsl.generation.serving.wire import (
     Answer,
     Asked,
@@ -154,18 +162,20 @@ class _Server:
         fields = read_object(body)
         asked = read_request(fields, chat, self._service.model)
         self._check_number(asked)
+        self._check_probabilities(asked)
         # Long texts take a while to split into tokens: other requests go on meanwhile.
         prompts = await run_in_threadpool(self._prompts, asked)
         events: asyncio.Queue[tuple[int, Event] | None] = asyncio.Queue()
         requests = self._requests(asked, prompts, events)
         self._submit(requests)
         answer = Answer(self._service.model, chat, int(time.time()), secrets.token_hex(12))
+        told = _Told(self._service.tokenizer, asked, chat, requests)
         if asked.stream:
-            stream = _stream(http, answer, asked, requests, events)
+            stream = _stream(http, answer, told, events)
             return StreamingResponse(
                 stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
             )
-        return await _together(http, answer, asked, requests, events)
+        return await _together(http, answer, told, events)
 
     async def _body(self, http: HttpRequest) -> bytes:
         """Returns the body of a request.
@@ -197,6 +207,18 @@ class _Server:
         wanted = max(len(asked.prompts), 1) * asked.count
         if wanted > (most := engine.waiting + engine.writer.rows):
             raise Refusal(f"{wanted:,} texts in one request; at most {most:,}", "n")
+
+    def _check_probabilities(self, asked: Asked) -> None:
+        """Raises Refusal if the engine has no probabilities that are asked for."""
+        if asked.logprobs is None:
+            return
+        writer = self._service.engine.writer
+        if asked.logprobs > writer.ranked or not writer.ranked:
+            raise Refusal(
+                f"this server has the probabilities of {writer.ranked} tokens", "logprobs"
+            )
+        if asked.echo and writer.programs.encodes:
+            raise Refusal("an encoder reads the prompt: its tokens have no logprobs", "echo")
 
     def _prompts(self, asked: Asked) -> list[tuple[str, Sequence[int]]]:
         """Returns the text and the tokens of each prompt.
@@ -271,6 +293,8 @@ class _Server:
                 most=asked.most or service.engine.writer.room(len(tokens)),
                 listener=listener(number),
                 number=number,
+                reports=asked.logprobs is not None,
+                scored=asked.logprobs is not None and asked.echo,
             )
             for number, (text, tokens) in enumerate(rows)
         ]
@@ -290,6 +314,43 @@ class _Server:
             raise Refusal(
                 "the server stops", status=503, kind="server_error", headers={"Retry-After": "10"}
             ) from None
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What readers are told of the texts of a request: with their prompts, and probabilities.
+
+    Attributes:
+        requests: those of the texts, in order.
+    """
+
+    tokenizer: Tokenizer
+    asked: Asked
+    chat: bool
+    requests: Sequence[Request]
+
+    def prompt(self, number: int) -> str:
+        """Returns the text that comes before what is written."""
+        request = self.requests[number]
+        if not self.asked.echo:
+            return ""
+        return request.text.prompt or self.tokenizer.decode(request.prompt)
+
+    def logprobs(self, number: int, tokens: Sequence[WrittenToken], first: bool) -> Any:
+        """Returns the probabilities of the next tokens of a text, and of its prompt before them.
+
+        Args:
+            first: whether they are the first ones.
+        """
+        if self.asked.logprobs is None:
+            return None
+        if self.chat:
+            return of_chat(self.tokenizer, tokens, self.asked.logprobs)
+        prompt = self.prompt(number)
+        read = self.requests[number].read if first else []
+        shifted = [WrittenToken(each.probability, each.offset + len(prompt)) for each in tokens]
+        of_both = [*of_prompt(self.tokenizer, prompt, read), *shifted]
+        return of_completion(self.tokenizer, of_both, self.asked.logprobs)
 
 
 @asynccontextmanager
@@ -317,12 +378,13 @@ async def _watched(
 async def _together(
     http: HttpRequest,
     answer: Answer,
-    asked: Asked,
-    requests: Sequence[Request],
+    told: _Told,
     events: asyncio.Queue[tuple[int, Event] | None],
 ) -> Response:
     """Returns the answer with all texts."""
+    requests = told.requests
     reasons: dict[int, str] = {}
+    tokens: list[list[WrittenToken]] = [[] for _ in requests]
     async with _watched(http, requests, events):
         while len(reasons) < len(requests):
             happened = await events.get()
@@ -331,23 +393,29 @@ async def _together(
             number, event = happened
             if event.finish == "failed":
                 raise _server_error()
+            tokens[number] += event.tokens
             if event.finish is not None:
                 reasons[number] = event.finish
-    texts = [request.text.written for request in requests]
-    ordered = [reasons[number] for number in range(len(requests))]
-    return JSONResponse(answer.all(texts, ordered, _usage(asked, requests)))
+    numbers = range(len(requests))
+    texts = [told.prompt(number) + requests[number].text.written for number in numbers]
+    ordered = [reasons[number] for number in numbers]
+
+    def logprobs() -> list[Any]:
+        return [told.logprobs(number, tokens[number], first=True) for number in numbers]
+
+    found = await run_in_threadpool(logprobs)
+    return JSONResponse(answer.all(texts, ordered, _usage(told.asked, requests), found))
 
 
 async def _stream(
     http: HttpRequest,
     answer: Answer,
-    asked: Asked,
-    requests: Sequence[Request],
+    told: _Told,
     events: asyncio.Queue[tuple[int, Event] | None],
 ) -> AsyncIterator[bytes]:
     """Yields the events of server-sent events that answer a request."""
-    left = len(requests)
-    async with _watched(http, requests, events):
+    left, begun = len(told.requests), set[int]()
+    async with _watched(http, told.requests, events):
         for number in range(left):
             if (first := answer.first(number)) is not None:
                 yield _sent(first)
@@ -360,9 +428,15 @@ async def _stream(
                 yield _sent(_server_error().content)
                 return
             left -= event.finish is not None
-            yield _sent(answer.piece(number, event.piece, event.finish))
-        if asked.usage:
-            yield _sent(answer.usage(_usage(asked, requests)))
+            is_first = number not in begun
+            begun.add(number)
+            piece = told.prompt(number) * is_first + event.piece
+            found = None
+            if told.asked.logprobs is not None:
+                found = await run_in_threadpool(told.logprobs, number, event.tokens, is_first)
+            yield _sent(answer.piece(number, piece, event.finish, found))
+        if told.asked.usage:
+            yield _sent(answer.usage(_usage(told.asked, told.requests)))
         yield b"data: [DONE]\n\n"
 
 

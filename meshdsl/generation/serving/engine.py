@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from meshdsl.generation.continuous import ReadPrompt, RowWriter
+from meshdsl.generation.probabilities import StepProbabilities, TokenProbability
 from meshdsl.generation.reading import check_prompts
 from meshdsl.generation.sampling import Sampling
 from meshdsl.generation.texts import Text
@@ -30,6 +31,18 @@ Finish = Literal["end", "stop", "length", "failed"]
 
 
 @dataclass(frozen=True)
+class WrittenToken:
+    """A token of a text.
+
+    Attributes:
+        offset: the characters of the text that are known before it.
+    """
+
+    probability: TokenProbability
+    offset: int
+
+
+@dataclass(frozen=True)
 class Event:
     """What has happened to a text.
 
@@ -37,10 +50,12 @@ class Event:
         piece: what is written of it since the last event; may be empty.
         finish: why it has ended: as `Text.finish`, or "failed" (the engine has stopped). None: it
             goes on.
+        tokens: those that are written since the last event, if the request reports them.
     """
 
     piece: str
     finish: Finish | None = None
+    tokens: tuple[WrittenToken, ...] = ()
 
 
 @dataclass(eq=False)
@@ -57,6 +72,9 @@ class Request:
         cancelled: nobody waits for the text any more; the engine then drops it. Any thread may say
             so.
         written: how many tokens have been written, the one that ends the text included.
+        reports: whether events have the tokens of the text, with their probabilities.
+        scored: whether the tokens of the prompt are to get theirs.
+        read: these, once the prompt is read.
     """
 
     prompt: Sequence[int]
@@ -67,16 +85,28 @@ class Request:
     number: int = 0
     cancelled: bool = False
     written: int = 0
+    reports: bool = False
+    scored: bool = False
+    read: list[TokenProbability] = field(default_factory=list, repr=False)
+    _fresh: list[WrittenToken] = field(default_factory=list, repr=False)
     _begun: int = field(default=0, repr=False)  # tokens whose step has begun
 
-    def _add(self, token: int) -> None:
+    def _add(self, token: int, probability: TokenProbability | None = None) -> None:
         """Adds the next token to the text, and tells the listener what is new."""
         self.written += 1
+        offset = self.text.known
         piece = self.text.add(token)
         if self.text.finish is None and self.written == self.most:
             piece += self.text.close("length")
+        if probability is not None and self.text.finish != "end":  # no text has its end token
+            self._fresh.append(WrittenToken(probability, offset))
         if piece or self.text.finish:
-            self.listener(Event(piece, self.text.finish))
+            # What may still become a stop string, or is one, is none of the text.
+            certain = self.text.finish in ("end", "length")
+            most = len(self.text.written)
+            fresh = tuple(each for each in self._fresh if certain or each.offset < most)
+            self._fresh = self._fresh[len(fresh) :]
+            self.listener(Event(piece, self.text.finish, fresh))
 
     @property
     def _over(self) -> bool:
@@ -117,7 +147,8 @@ class Engine:
         self._rows: list[Request | None] = [None] * writer.rows
         self._open: dict[Request, None] = {}  # those taken from the queue that are not over
         self._reading: tuple[Request, Iterator[ReadPrompt], ReadPrompt | None] | None = None
-        self._ahead: tuple[Any, list[Request | None]] | None = None  # a step, and whose rows it has
+        # A step, what is known of its tokens, and whose rows it has.
+        self._ahead: tuple[Any, Any, list[Request | None]] | None = None
         self._thread = threading.Thread(target=self._run, name="meshdsl engine", daemon=True)
 
     def start(self) -> None:
@@ -200,17 +231,20 @@ class Engine:
         self._read()
         ahead, self._ahead = self._ahead, None
         if any(self._rows):
-            self._ahead = self.writer.step(), list(self._rows)
+            self._ahead = self.writer.step(), self.writer.probabilities, list(self._rows)
             for row, request in enumerate(self._rows):
                 if request is not None:
                     request._begun += 1
                     if request._begun == request.most:
                         self._rows[row] = None
         if ahead is not None:
-            tokens = np.asarray(ahead[0])[:, 0]
-            for request, token in zip(ahead[1], tokens, strict=True):
+            tokens, found, rows = np.asarray(ahead[0])[:, 0], None, ahead[2]
+            if any(request is not None and request.reports for request in rows):
+                found = StepProbabilities.of(tokens, ahead[1])
+            for row, (request, token) in enumerate(zip(rows, tokens, strict=True)):
                 if request is not None and not request._over:
-                    request._add(int(token))
+                    reports = found is not None and request.reports
+                    request._add(int(token), found.at(row) if found and reports else None)
 
     def _read(self) -> None:
         """Reads a chunk of a prompt, if a row is free for its text."""
@@ -222,7 +256,8 @@ class Engine:
                     return
                 request = self._queue.popleft()
                 self._open[request] = None
-                pieces = self.writer.read(request.prompt, request.sampling, request.number)
+                asks = {"reports": request.reports, "scored": request.scored}
+                pieces = self.writer.read(request.prompt, request.sampling, request.number, **asks)
                 self._reading = request, pieces, None
         request, pieces, latest = self._reading
         if request.cancelled:
@@ -238,4 +273,6 @@ class Engine:
             row = self._rows.index(None)
             self.writer.join(latest, row)
             self._rows[row] = request
-        request._add(latest.first)
+        if request.scored:
+            request.read = latest.prompt_probabilities(request.prompt)
+        request._add(latest.first, latest.first_probability() if request.reports else None)

@@ -23,7 +23,6 @@ _IGNORED = frozenset(
 )
 # Fields for what is not there, with the values that do not ask for it.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "logprobs": (False,),
     "top_logprobs": (0,),
     "echo": (False,),
     "suffix": ("",),
@@ -43,12 +42,15 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 _SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
-_SHARED = {"model", "n", "stream", "stream_options", "stop", "max_tokens", *_SAMPLED}
+_SHARED = {"model", "n", "stream", "stream_options", "stop", "max_tokens", "logprobs", *_SAMPLED}
 _PROMPT, _MESSAGES = "prompt", "messages"
+_OF_CHATS = {_MESSAGES, "max_completion_tokens", "top_logprobs"}
+_OF_COMPLETIONS = {_PROMPT, "echo"}
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _STOPS, _STOP_LENGTH = 16, 256
 _MOST = {"temperature": 2.0, "repetition_penalty": 100.0}
 _LARGEST = 2**31 - 1
+RANKED = 20  # the most of the likeliest tokens whose probabilities a request may have
 _DEFAULT_TOKENS = 16  # of a completion; a chat goes on to the end of the context
 
 
@@ -92,6 +94,9 @@ class Asked:
         most: the most tokens of a text. None: as many as there is room for.
         count: how many texts for each prompt.
         usage: whether a stream ends with the numbers of tokens.
+        logprobs: of how many of the likeliest tokens the answer has the probabilities, beside its
+            own. None: it has none.
+        echo: whether a text begins with its prompt.
     """
 
     prompts: Sequence[str | Sequence[int]]
@@ -102,6 +107,8 @@ class Asked:
     stop: Sequence[str]
     stream: bool
     usage: bool
+    logprobs: int | None = None
+    echo: bool = False
 
 
 def read_object(body: bytes) -> dict[str, Any]:
@@ -159,7 +166,20 @@ def read_request(fields: Mapping[str, Any], chat: bool, model: str) -> Asked:
         stop=_stop(fields),
         stream=stream,
         usage=_truth(options, "include_usage"),
+        logprobs=_logprobs(fields, chat),
+        echo=False if chat else _truth(fields, "echo"),
     )
+
+
+def _logprobs(fields: Mapping[str, Any], chat: bool) -> int | None:
+    """Returns of how many of the likeliest tokens the probabilities are asked for, if they are."""
+    if not chat:
+        value = fields.get("logprobs", False)
+        return None if value is False else _whole(fields, "logprobs", 0, None, RANKED)
+    asked, count = _truth(fields, "logprobs"), _whole(fields, "top_logprobs", 0, 0, RANKED)
+    if count and not asked:
+        raise Refusal("top_logprobs is for logprobs=true", "top_logprobs")
+    return count if asked else None
 
 
 def no_model(asked: str, model: str) -> Refusal:
@@ -169,7 +189,7 @@ def no_model(asked: str, model: str) -> Refusal:
 
 
 def _check_names(fields: Mapping[str, Any], chat: bool) -> None:
-    known = _SHARED | ({_MESSAGES, "max_completion_tokens"} if chat else {_PROMPT})
+    known = _SHARED | (_OF_CHATS if chat else _OF_COMPLETIONS)
     for name, value in fields.items():
         if name in known or name in _IGNORED:
             continue
@@ -324,17 +344,23 @@ class Answer:
     identity: str
 
     def all(
-        self, texts: Sequence[str], reasons: Sequence[str], usage: Mapping[str, int]
+        self,
+        texts: Sequence[str],
+        reasons: Sequence[str],
+        usage: Mapping[str, int],
+        logprobs: Sequence[Any],
     ) -> dict[str, Any]:
-        """Returns the answer with all texts, and why each has ended."""
+        """Returns the answer with all texts, why each has ended, and how likely its tokens are."""
         choices = [
             {
                 "index": index,
                 **self._whole(text),
-                "logprobs": None,
+                "logprobs": probabilities,
                 "finish_reason": _reason(reason),
             }
-            for index, (text, reason) in enumerate(zip(texts, reasons, strict=True))
+            for index, (text, reason, probabilities) in enumerate(
+                zip(texts, reasons, logprobs, strict=True)
+            )
         ]
         name = "chat.completion" if self.chat else "text_completion"
         return {**self._head(name), "choices": choices, "usage": usage}
@@ -345,11 +371,13 @@ class Answer:
             return None
         return self._chunk(index, {"delta": {"role": "assistant", "content": ""}}, None)
 
-    def piece(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
+    def piece(
+        self, index: int, text: str, finish: str | None, logprobs: Any = None
+    ) -> dict[str, Any]:
         """Returns the chunk for a piece of a text, and why the text has ended, if it has."""
         if not self.chat:
-            return self._chunk(index, {"text": text}, finish)
-        return self._chunk(index, {"delta": {"content": text} if text else {}}, finish)
+            return self._chunk(index, {"text": text}, finish, logprobs)
+        return self._chunk(index, {"delta": {"content": text} if text else {}}, finish, logprobs)
 
     def usage(self, usage: Mapping[str, int]) -> dict[str, Any]:
         """Returns the chunk with the numbers of tokens."""
@@ -359,9 +387,11 @@ class Answer:
     def _chunks(self) -> str:
         return "chat.completion.chunk" if self.chat else "text_completion"
 
-    def _chunk(self, index: int, content: dict[str, Any], finish: str | None) -> dict[str, Any]:
+    def _chunk(
+        self, index: int, content: dict[str, Any], finish: str | None, logprobs: Any = None
+    ) -> dict[str, Any]:
         reason = None if finish is None else _reason(finish)
-        choice = {"index": index, **content, "logprobs": None, "finish_reason": reason}
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
         return {**self._head(self._chunks), "choices": [choice]}
 
     def _head(self, name: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The server on the wire: OpenAI's shapes, refusals, and readers who go away."""
 
+import functools
 import http.client
 import json
 import socket
@@ -7,11 +8,14 @@ import threading
 import time
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 
+import meshdsl as md
 from meshdsl.generation import Place, RowWriter, Sampling, Writer, write_texts
 from meshdsl.generation.serving import Engine
 from meshdsl.generation.serving.chat import load_template
+from meshdsl.models import transformer
 from meshdsl.training.data.tokenizers import Bytes
 from tests.generation.test_writer import SIZES, trained
 
@@ -50,7 +54,7 @@ class Gate:
 def served(template=None, **options):
     """Yields the port of a server, and its service."""
     model, params = trained(*MODEL)
-    writer = RowWriter(model, context=CONTEXT, rows=ROWS, place=PLACE, chunk=8)
+    writer = RowWriter(model, context=CONTEXT, rows=ROWS, place=PLACE, chunk=8, ranked=20)
     writer.load(params)
     service = app.Service(Engine(Gate(writer), WAITING), Bytes(), "tiny", template, **options)
     options = {"log_level": "critical", "timeout_graceful_shutdown": 1}
@@ -208,6 +212,104 @@ def test_a_chat_goes_on_to_the_end_of_the_context(server):
     assert answer["usage"]["total_tokens"] == CONTEXT
 
 
+def log_probabilities(text):
+    """Returns log_softmax of the scores of the full forward pass, of each next byte of a text."""
+    model, params = trained(*MODEL)
+    at_once = md.jit(functools.partial(transformer.logits, model.config), backend="numpy")
+    tokens = md.named(np.array([list(text)], "int32"), ["batch", "length"])
+    logits = np.asarray(at_once(params, tokens))[0].astype(np.float64)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def check_token(found, tokens, likeliest, wanted, token):
+    """Checks a token's logarithm, and those of the likeliest by their bytes."""
+    assert found == pytest.approx(wanted[token], abs=1e-5)
+    order = np.argsort(-wanted)[: len(likeliest)]
+    assert tokens == [bytes([byte]).decode(errors="replace") for byte in order]
+    np.testing.assert_allclose(likeliest, wanted[order], atol=1e-5)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_a_chat_are_those_of_the_full_forward_pass(server, stream):
+    port, _ = server
+    body = {"messages": MESSAGES, "max_tokens": 9, **SEEDED, "repetition_penalty": 1.3}
+    body |= {"logprobs": True, "top_logprobs": 4}
+    if stream:
+        pieces = chunks(port, "/v1/chat/completions", body)
+        every = [each["choices"][0]["logprobs"] for each in pieces]
+        content = [token for each in every if each is not None for token in each["content"]]
+    else:
+        (choice,) = asked(port, "/v1/chat/completions", body)["choices"]
+        content = choice["logprobs"]["content"]
+    read = list(b"<s>Be brief.<u>Hello<a>")
+    assert len(content) == 9
+    for each in content:
+        wanted = log_probabilities(read)[-1]
+        (token,) = each["bytes"]
+        top = each["top_logprobs"]
+        check_token(
+            each["logprob"],
+            [one["token"] for one in top],
+            [one["logprob"] for one in top],
+            wanted,
+            token,
+        )
+        read.append(token)
+    text = alone("<s>Be brief.<u>Hello<a>", 9, Sampling(0.9, 0, 0.9, 0.0, 1.3, seed=5))
+    assert bytes(read[-9:]).decode(errors="replace") == text.written
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_has_the_prompt_and_its_logprobs(server, stream):
+    port, _ = server
+    prompt = "A prompt of several chunks"
+    body = {"prompt": prompt, "max_tokens": 5, "temperature": 0, "echo": True, "logprobs": 2}
+    if stream:
+        choices = [each["choices"][0] for each in chunks(port, "/v1/completions", body)]
+    else:
+        choices = asked(port, "/v1/completions", body)["choices"]
+    text = "".join(choice["text"] for choice in choices)
+    assert text == prompt + alone(prompt, 5, Sampling(0)).written
+    found = {key: [] for key in choices[0]["logprobs"]}
+    for choice in choices:
+        for key, values in choice["logprobs"].items():
+            found[key] += values
+    count = len(prompt)
+    assert found["tokens"][:count] == list(prompt)
+    assert found["text_offset"][: count + 1] == list(range(count + 1))
+    assert found["token_logprobs"][0] is None and found["top_logprobs"][0] is None
+    read = list(prompt.encode())
+    for _ in range(5):
+        read.append(int(log_probabilities(read)[-1].argmax()))
+    every = log_probabilities(read)
+    for at in range(1, count + 5):
+        wanted, token = every[at - 1], read[at]
+        assert found["token_logprobs"][at] == pytest.approx(wanted[token], abs=1e-5)
+        likely = [bytes([byte]).decode(errors="replace") for byte in np.argsort(-wanted)[:2]]
+        own = [bytes([token]).decode(errors="replace")]
+        assert set(found["top_logprobs"][at]) == {*likely, *own}
+    assert len(found["tokens"]) == count + 5
+
+
+def test_an_echo_without_logprobs_is_the_text_after_its_prompt(server):
+    port, _ = server
+    body = {"prompt": [72, 105], "max_tokens": 4, **SEEDED}
+    (plain,) = asked(port, "/v1/completions", body)["choices"]
+    (echoed,) = asked(port, "/v1/completions", body | {"echo": True})["choices"]
+    assert echoed["text"] == "Hi" + plain["text"] and echoed["logprobs"] is None
+
+
+def test_tokens_of_a_stop_string_have_no_logprobs(server):
+    port, _ = server
+    text = alone("Hello", 12, Sampling(0)).written
+    body = {"prompt": "Hello", "max_tokens": 12, "temperature": 0, "logprobs": 0}
+    (choice,) = asked(port, "/v1/completions", body | {"stop": text[3:6]})["choices"]
+    at = text.index(text[3:6])
+    assert choice["text"] == text[:at]
+    assert len(choice["logprobs"]["tokens"]) == len(text[:at])
+    assert all(len(each) == 1 for each in choice["logprobs"]["top_logprobs"])
+
+
 def test_requests_at_once_have_the_texts_that_they_have_alone(server):
     port, _ = server
     bodies = [
@@ -263,7 +365,9 @@ WRONG = {
     "count": ({"prompt": "a", "n": 8}, "8 texts in one request; at most 7", "n"),
     "stops": ({"prompt": "a", "stop": ["b"] * 17}, "a list of up to 16", "stop"),
     "empty stop": ({"prompt": "a", "stop": ""}, "1 to 256 characters", "stop"),
-    "logprobs": ({"prompt": "a", "logprobs": 0}, "logprobs is not supported", "logprobs"),
+    "logprobs": ({"prompt": "a", "logprobs": 21}, "a whole number from 0 to 20", "logprobs"),
+    "truth for a number": ({"prompt": "a", "logprobs": True}, "a whole number from 0", "logprobs"),
+    "echo": ({"prompt": "a", "echo": 1}, "needs to be true or false", "echo"),
     "options": ({"prompt": "a", "stream_options": {"a": 1}}, "stream=true", "stream_options"),
     "truthy": ({"prompt": "a", "stream": 1}, "needs to be true or false", "stream"),
 }
@@ -292,6 +396,9 @@ WRONG_CHATS = {
         "tool_calls is not supported",
         "messages[0]",
     ),
+    "top": ({"messages": MESSAGES, "top_logprobs": 2}, "for logprobs=true", "top_logprobs"),
+    "number": ({"messages": MESSAGES, "logprobs": 2}, "needs to be true or false", "logprobs"),
+    "prompt": ({"messages": MESSAGES, "echo": True}, "echo is not supported", "echo"),
     "template": ({"messages": [{"role": "tool", "content": "a"}]}, "no tools", "messages"),
 }
 
