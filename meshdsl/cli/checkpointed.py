@@ -97,6 +97,8 @@ def stored_params(
                 "--workdir says whose checkpoint to use, as in --workdir=runs/first; --init_from "
                 "takes weights instead"
             )
+        elif values.ema:
+            problems.add("--ema: weights have no averages, only checkpoints of a --workdir do")
         return None
     if values.init_from is not None:
         problems.add("--workdir and --init_from: give one of them; both have parameters")
@@ -106,7 +108,7 @@ def stored_params(
 
     stored = None
     with problems.caught("--workdir"):
-        stored = StoredParams.of(values.workdir, values.step)
+        stored = StoredParams.of(values.workdir, values.step, values.ema)
     if stored is not None:
         _take_settings(values, stored, settings, problems)
     return stored

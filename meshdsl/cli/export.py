@@ -39,7 +39,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     problems.check()
     from meshdsl.training.checkpointing.exporting import export
 
-    how = (values.step, values.dtype, values.max_shard_size, model, origin)
+    how = (values.step, values.dtype, values.max_shard_size, model, origin, values.ema)
     done = export(values.workdir, values.out, *how)
     files = (
         str(done.files[0]) if len(done.files) == 1 else f"{len(done.files)} files in {values.out}"

@@ -187,6 +187,12 @@ FLAGS: dict[str, Flag] = {
         words_of,
         "Parameters that do not decay either, by globs on their paths: embedding,blocks/*/router.",
     ),
+    "ema_decay": (
+        None,
+        number,
+        "Average the parameters over the steps, with this decay: 0.999. Checkpoints have the "
+        "averages, and --ema uses them.",
+    ),
     **_made("clip_norm", "nonfinite"),
     "loss_scale": (
         None,
@@ -307,6 +313,11 @@ FLAGS: dict[str, Flag] = {
         None,
         whole(0),
         "Step of the checkpoint to `export`, `generate` with or `evaluate`. Default: the latest.",
+    ),
+    "ema": (
+        "false",
+        truth,
+        "Use the averages of a run with --ema_decay, in place of its parameters.",
     ),
     "format": (
         "meshdsl",

@@ -51,6 +51,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "optimizer",
         "weight_decay",
         "weight_decay_except",
+        "ema_decay",
         "clip_norm",
         "lora",
         "trainable",
@@ -121,7 +122,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "serving": ("host", "port", "waiting", "chat_template"),
     "tasks": ("tasks", "num_fewshot", "limit", "chat"),
-    "export": ("out", "step", "format", "dtype", "max_shard_size"),
+    "export": ("out", "step", "ema", "format", "dtype", "max_shard_size"),
 }
 _STEP = ("model", "devices and layout", "bytes, memory and time", "numbers", "optimizer")
 _RUN = ("data", "reports of a run", "checkpoints", "processes", "faults")
@@ -254,7 +255,8 @@ HELP: Mapping[str, Help] = {
     "generate": Help(
         "workdir prompt max_tokens temperature top_p stop prompts out mesh_shape layout",
         ("text", "devices and layout"),
-        also="model model_args policy batch_size seed step tokenizer end_token init_from override",
+        also="model model_args policy batch_size seed step ema tokenizer end_token init_from "
+        "override",
         examples={
             "Go on from a text, with a run's latest checkpoint:": "--workdir=runs/first "
             '--prompt="def " --temperature=0.7',
@@ -266,7 +268,7 @@ HELP: Mapping[str, Help] = {
     "serve": Help(
         "workdir init_from host port batch_size length waiting chat_template mesh_shape layout",
         ("serving", "devices and layout"),
-        also="model model_args policy step tokenizer end_token override",
+        also="model model_args policy step ema tokenizer end_token override",
         examples={
             "Answer with a run's latest checkpoint, on port 8000 of this machine:": ""
             "--workdir=runs/first",
@@ -278,8 +280,8 @@ HELP: Mapping[str, Help] = {
     "evaluate": Help(
         "workdir data tasks batch_size length eval_batches out mesh_shape layout",
         ("tasks", "model", "devices and layout"),
-        also="chat_template policy precision step tokenizer end_token split packing data_column "
-        "data_cache init_from override",
+        also="chat_template policy precision step ema tokenizer end_token split packing "
+        "data_column data_cache init_from override",
         examples={
             "The text that a run has kept from training:": "--workdir=runs/first",
             "Other text, with a page of its numbers:": "--workdir=runs/first --data='notes/*.md' "
@@ -289,7 +291,7 @@ HELP: Mapping[str, Help] = {
         },
     ),
     "export": Help(
-        "workdir out format step dtype max_shard_size",
+        "workdir out format step ema dtype max_shard_size",
         also="model model_args policy",
         examples={
             "Write a run's parameters in bfloat16:": "--workdir=runs/long --out=weights "

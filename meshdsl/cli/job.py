@@ -19,7 +19,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.program import Decision
 from meshdsl.models.remat import KINDS
-from meshdsl.optim import Excluding, Optimizer, is_matrix, schedules
+from meshdsl.optim import Ema, Excluding, Optimizer, is_matrix, schedules
 from meshdsl.optim.by_name import DEFAULT, by_name
 from meshdsl.tensors.named_array import Spec
 from meshdsl.tensors.policy import Policy
@@ -217,7 +217,8 @@ def _optimizer(values: flags.FlagValues, problems: Problems) -> Optimizer | None
     """Returns the optimizer with its schedule, if the flags of both fit."""
     names = ("learning_rate", "schedule", "min_learning_rate", "warmup_steps", "decay_steps")
     settings = {
-        name: getattr(values, name) for name in (*names, "steps", "weight_decay", "optimizer")
+        name: getattr(values, name)
+        for name in (*names, "steps", "weight_decay", "optimizer", "ema_decay")
     }
     if any(isinstance(value, Mistake) for value in settings.values()):
         return None
@@ -235,7 +236,12 @@ def _optimizer(values: flags.FlagValues, problems: Problems) -> Optimizer | None
     if rate is None:
         return None
     mask = Excluding(values.weight_decay_except) if values.weight_decay_except else is_matrix
-    return by_name(settings["optimizer"] or DEFAULT, rate, settings["weight_decay"], mask)
+    made = by_name(settings["optimizer"] or DEFAULT, rate, settings["weight_decay"], mask)
+    if values.ema_decay is None:
+        return made
+    with problems.caught("--ema_decay"):
+        return Ema(made, values.ema_decay)
+    return None
 
 
 def _loss_scaling(values: flags.FlagValues, policy: Policy | None) -> LossScaling | None:

@@ -3,6 +3,7 @@
 from meshdsl.optim import schedules
 from meshdsl.optim.adafactor import Adafactor, AdafactorState
 from meshdsl.optim.adamw import AdamState, AdamW
+from meshdsl.optim.averages import Ema, EmaState
 from meshdsl.optim.clipping import clip_by_global_norm, global_norm
 from meshdsl.optim.from_optax import FromOptax, as_optimizer, from_optax
 from meshdsl.optim.lion import Lion, LionState
@@ -17,6 +18,8 @@ __all__ = [
     "AdafactorState",
     "AdamState",
     "AdamW",
+    "Ema",
+    "EmaState",
     "Excluding",
     "FromOptax",
     "Lion",

@@ -89,3 +89,35 @@ def test_mistakes_are_reported(capsys, tmp_path, text):
         f"meshdsl train: --init_from: weights {tmp_path}/mine are of another model\n  "
     )
     assert "\n  embedding: missing\n" in told
+
+
+def test_averages_go_out_and_are_evaluated(capsys, tmp_path, text):
+    job = [*SMALL, "--learning_rate=0.1", "--steps=3", text, "--backend=numpy", "--eval_batches=1"]
+    mesh = ("--mesh_shape=data:2,model:2", "--layout=batch:data;heads:model;optimizer/embed:data")
+    assert run(["train", *job, *mesh, "--ema_decay=0.9", f"--workdir={tmp_path}/a"]) == 0
+    assert run(["train", *job, f"--workdir={tmp_path}/plain"]) == 0
+    found = {}
+    for name, more in {"params": (), "averages": ("--ema",)}.items():
+        out = tmp_path / f"{name}.safetensors"
+        assert run(["export", f"--workdir={tmp_path}/a", f"--out={out}", *more]) == 0
+        found[name] = load_file(out)
+    assert found["params"].keys() == found["averages"].keys()
+    assert any((found["params"][n] != found["averages"][n]).any() for n in found["params"])
+    assert run(["export", f"--workdir={tmp_path}/plain", f"--out={tmp_path}/p.safetensors"]) == 0
+    for name, array in load_file(tmp_path / "p.safetensors").items():
+        np.testing.assert_allclose(found["params"][name], array, atol=1e-3)
+
+    def loss(*arguments):
+        capsys.readouterr()
+        assert run(["evaluate", "--backend=numpy", text, *SMALL, *arguments]) == 0
+        return capsys.readouterr().out.splitlines()[-1]
+
+    of_averages = loss(f"--workdir={tmp_path}/a", "--ema")
+    assert of_averages == loss(f"--init_from={tmp_path}/averages.safetensors")
+    assert of_averages != loss(f"--workdir={tmp_path}/a")
+    capsys.readouterr()
+    assert run(["export", f"--workdir={tmp_path}/plain", "--ema", f"--out={tmp_path}/none"]) == 2
+    assert "/plain/checkpoints/3 has no averages of parameters" in capsys.readouterr().err
+    weights = f"--init_from={tmp_path}/p.safetensors"
+    assert run(["evaluate", text, *SMALL, weights, "--ema"]) == 2
+    assert "--ema: weights have no averages" in capsys.readouterr().err

@@ -40,6 +40,7 @@ def export(
     max_shard_size: int = SHARD,
     model: Any = None,
     origin: str | os.PathLike[str] | None = None,
+    ema: bool = False,
 ) -> Exported:
     """Writes the parameters of a run's checkpoint: `export("runs/first", "weights")`.
 
@@ -53,6 +54,7 @@ def export(
             `transformers` and what reads its folders.
         origin: with a model, the folder of Hugging Face that it came from, whose tokenizer is to go
             out with it.
+        ema: whether to write the averages that `optim.Ema` has kept, in place of parameters.
 
     Raises:
         ValueError: there is no such checkpoint, or it is damaged; no family of Hugging Face has
@@ -60,7 +62,7 @@ def export(
     """
     target = Path(out).absolute()
     check_free(target)
-    stored = StoredParams.of(workdir, step)
+    stored = StoredParams.of(workdir, step, ema)
     specs, fetch = merging(stored.specs, stored.read)
     if model is not None:
         stored.check(spec_of(model.init))

@@ -1,4 +1,4 @@
-"""The parameters in a checkpoint, and the settings of the run that saved it.
+"""The parameters in a checkpoint, or their averages, and the settings of the run that saved it.
 
 The checkpoint is only read, also while a run goes on that writes others beside it. Nothing else of
 it is read, such as the optimizer's state.
@@ -25,7 +25,7 @@ from meshdsl.training.checkpointing.seals import damage
 from meshdsl.training.checkpointing.shared_checkpoints import described, nested
 from meshdsl.training.state import by_path, tree_like
 
-_PARAMS = "params"
+_PARAMS, _AVERAGES = "params/", "optimizer/ema/params/"
 _MOST = 10  # the most differences in a message
 
 
@@ -37,36 +37,49 @@ class StoredParams:
         folder: the checkpoint's.
         specs: dims and dtypes of the parameters, by path.
         config: the settings of the run, by name, as text; empty for runs without.
+        averages: the paths of the parameters whose averages over steps are read in their place.
     """
 
     folder: Path
     specs: Mapping[str, Spec]
     config: Mapping[str, str]
+    averages: frozenset[str] = frozenset()
 
     @staticmethod
-    def of(workdir: str | os.PathLike[str], step: int | None = None) -> StoredParams:
+    def of(
+        workdir: str | os.PathLike[str], step: int | None = None, ema: bool = False
+    ) -> StoredParams:
         """Returns the parameters in a run's checkpoint.
 
         Args:
             workdir: the run's folder.
             step: the checkpoint's step. None: the latest undamaged one.
+            ema: whether to read the averages that `optim.Ema` has kept, in the parameters' dtypes.
+                Parameters that were not trained have none.
 
         Raises:
-            ValueError: there is no such checkpoint, or it is damaged.
+            ValueError: there is no such checkpoint, it is damaged, or it has no averages.
         """
         folder = _undamaged(Path(workdir).absolute() / FOLDER, step)
         try:
             about = described(folder)
             specs = {
-                path.removeprefix(f"{_PARAMS}/"): spec(
+                path.removeprefix(_PARAMS): spec(
                     [Dimension(name, size) for name, size in array["dims"]], array["dtype"]
                 )
                 for path, array in about["arrays"].items()
-                if path.startswith(f"{_PARAMS}/")
+                if path.startswith(_PARAMS)
             }
-            return StoredParams(folder, specs, dict(about["config"]))
+            averages = frozenset(path for path in specs if _AVERAGES + path in about["arrays"])
+            config = dict(about["config"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"the description of {folder} cannot be read ({error})") from error
+        if ema and not averages:
+            raise ValueError(
+                f"{folder} has no averages of parameters: runs with --ema_decay, or with optim.Ema "
+                "in Python, save them"
+            )
+        return StoredParams(folder, specs, config, averages if ema else frozenset())
 
     @property
     def step(self) -> int:
@@ -119,20 +132,19 @@ class StoredParams:
         import orbax.checkpoint as ocp
 
         where = places or {}
+        paths = {n: (_AVERAGES if n in self.averages else _PARAMS) + n for n in names}
         wanted = {
-            f"{_PARAMS}/{n}": np.broadcast_to(
-                np.zeros((), self.specs[n].dtype), self.specs[n].dims.sizes
-            )
+            paths[n]: np.broadcast_to(np.zeros((), self.specs[n].dtype), self.specs[n].dims.sizes)
             for n in names
         }
         how: dict[str, Any] = {}
         for name in names:
-            place = where.get(name)
+            place, dtype = where.get(name), self.specs[name].dtype
             if place is None:
-                how[f"{_PARAMS}/{name}"] = ocp.RestoreArgs(restore_type=np.ndarray)
+                how[paths[name]] = ocp.RestoreArgs(restore_type=np.ndarray, dtype=dtype)
             else:
-                how[f"{_PARAMS}/{name}"] = ocp.ArrayRestoreArgs(
-                    restore_type=jax.Array, sharding=place
+                how[paths[name]] = ocp.ArrayRestoreArgs(
+                    restore_type=jax.Array, sharding=place, dtype=dtype
                 )
         args = ocp.args.PyTreeRestore(
             nested(wanted), restore_args=nested(how), partial_restore=True
@@ -148,8 +160,8 @@ class StoredParams:
             ) from error
         params = {}
         for name in names:
-            leaf = tree[_PARAMS]
-            for part in name.split("/"):
+            leaf = tree
+            for part in paths[name].split("/"):
                 leaf = leaf[part]
             params[name] = leaf if where.get(name) is not None else np.asarray(leaf)
         return params
