@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -49,10 +49,10 @@ class Work:
     Attributes:
         dims: the sizes of the dims of its operands and results.
         seconds: the time of one run.
-        runs: how often a step runs it.
+        runs: how often a step runs it; what is the same in all microbatches runs once.
         flops: the flops of one run.
         stacks: the dims that the loops around it go through, without microbatches.
-        repeated: whether it runs for each microbatch.
+        repeated: whether it runs for each microbatch, and differs between them.
         product: for a product of matrices, the kind of each dim: batch, rows, inner or columns.
         width: for a product, the bytes of an element, at most 2.
         bytes: what a run moves to and from memory, if that bounds its time; else 0.
@@ -147,7 +147,10 @@ class Facts:
             for block in blocks
             for instruction, row in convolution_bytes(block, hardware.products).items()
         }
-        work = tuple(replace(_work(*row), moves=moves.get(row[0], ())) for row in rows)
+        alike = set(_alike_in_parts(program.block))
+        work = tuple(
+            replace(_work(*row, row[0] in alike), moves=moves.get(row[0], ())) for row in rows
+        )
         known = {row[0]: one for row, one in zip(rows, work, strict=True)}
         leaves = tuple(
             Leaf(block, {i: known[i] for i in block.instructions if i in known})
@@ -279,6 +282,31 @@ class Facts:
         return max((dims[dim] for dims in rows if dim in dims), default=1)
 
 
+def _alike_in_parts(block: Block, known: Collection[Value] | None = None) -> Iterator[Instruction]:
+    """Yields the instructions that compute the same in every microbatch.
+
+    Casts of parameters are such work. A program that keeps gathered weights does it once per step.
+
+    Args:
+        known: the inputs of the block that are the same; None: it is in no loop over microbatches.
+    """
+    same = set(known or ())
+    for one in block.instructions:
+        for body in one.bodies if one.op == "scan" else ():
+            fixed = one.params["consts"] + one.params["carries"]
+            pairs = [*zip(one.inputs, body.inputs, strict=True)]
+            if known is not None:
+                pairs = [*pairs[: one.params["consts"]], *pairs[fixed:]]
+                yield from _alike_in_parts(body, {b for a, b in pairs if a in same})
+            elif one.params["dim"] == MICROBATCH:
+                yield from _alike_in_parts(body, body.inputs[: one.params["consts"]])
+            else:
+                yield from _alike_in_parts(body)
+        if known is not None and not one.bodies and one.inputs and same.issuperset(one.inputs):
+            same.update(one.outputs)
+            yield one
+
+
 def _widths(program: SpmdProgram) -> Iterator[int]:
     for instruction, _ in program.block.walk():
         for value in (*instruction.inputs, *instruction.outputs):
@@ -315,13 +343,19 @@ def _stored(value: Value, count: int, path: str) -> Stored:
 
 
 def _work(
-    instruction: Instruction, loops: tuple[Instruction, ...], seconds: float, moved: int
+    instruction: Instruction,
+    loops: tuple[Instruction, ...],
+    seconds: float,
+    moved: int,
+    alike: bool,
 ) -> Work:
     values = (*instruction.inputs, *instruction.outputs)
     dims: dict[str, int] = {}
     for value in values:
         for dim in value.shape:
             dims[dim.name] = max(dim.size, dims.get(dim.name, 1))
+    if alike:
+        loops = tuple(loop for loop in loops if loop.params.get("dim", "") != MICROBATCH)
     over = [loop.params.get("dim", "") for loop in loops]
     runs = math.prod(loop.runs for loop in loops)
     is_product = instruction.op == "einsum" and len(instruction.inputs) == 2

@@ -20,8 +20,8 @@ def step_of(
     return recipe_step(recipe, batch, microbatches, options=options)
 
 
-def mlp(batch, sizes, layers, **rest):
-    """Returns the step of an MLP of `layers` products, of alternating dims a and b."""
+def mlp(batch, sizes, layers, dtype="float32", **rest):
+    """Returns the step of an MLP of `layers` products in a dtype, of alternating dims a and b."""
     rows, a, b = md.dims(batch=batch, a=sizes, b=sizes)
 
     def init(key):
@@ -30,8 +30,8 @@ def mlp(batch, sizes, layers, **rest):
         return [make(keys[i], [a, b] if i % 2 == 0 else [b, a]) for i in range(layers)]
 
     def loss(params, batch):
-        x = batch["x"]
-        for i, weight in enumerate(params):
+        x = md.cast(batch["x"], dtype)
+        for i, weight in enumerate(md.cast(weight, dtype) for weight in params):
             x = md.relu(md.einsum(x, weight, over="a" if i % 2 == 0 else "b"))
         return md.mean(md.square(x))
 

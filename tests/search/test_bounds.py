@@ -5,6 +5,7 @@ import pytest
 
 from meshdsl.layouts.costs import ELEMENTWISE, costs_of
 from meshdsl.layouts.hardware import hardware
+from meshdsl.lowering.choices import Choice
 from meshdsl.lowering.costs.simulation import sending_seconds, step_seconds
 from meshdsl.models import load
 from meshdsl.optim import AdamW
@@ -174,3 +175,27 @@ def test_the_certificate_has_the_complete_bound_of_every_point():
     search = Search(step, "v5p", 4)
     rows = [search.estimated(row).bound for row in search.candidates()[0]]
     assert some.bound in sorted(rows)[:2]
+
+
+def test_casts_of_weights_may_run_once_for_all_microbatches():
+    """A program that keeps gathered weights casts them before the loop over microbatches."""
+    step = mlp(64, 2048, 3, microbatches=(8,), dtype="bfloat16")
+    search = Search(step, "a100", 4)
+    facts = search.bounds(Variant(8)).facts
+    in_parts = [row for row, one in zip(facts.work, facts.outer, strict=True) if one.op == "scan"]
+    weights = [row for row in in_parts if set(row.dims) == {"a", "b"}]
+    once = [row for row in weights if not row.repeated]
+    assert [row.runs for row in once] == [1, 1, 1]
+    assert any(row.repeated for row in weights)  # the sums of their gradients
+    rows = [row for row in search.candidates()[0] if row.point.structure.storage == "params"]
+    (row,) = (row for row in rows if row.point.structure.axes == ("data",))
+    point, choice = row.point, Choice(keep=True, reduce_each=True)
+    program = search.program(point.mesh, point.layout, point.variant, search.quick, choice)
+    casts = [
+        times
+        for one, times in program.block.walk()
+        if one.op == "cast" and one.outputs[0].dtype.itemsize == 2
+        if set(one.outputs[0].shape.names) == {"a", "b"}
+    ]
+    assert casts == [1, 1, 1]
+    assert step_seconds(program, search.hardware) >= search.estimated(row).bound
