@@ -27,6 +27,11 @@ def packed_batch(batch_size: int, length: int) -> dict[str, Spec]:
     return token_batch(batch_size, length) | more
 
 
+def learned_in(batch: Mapping[str, Spec]) -> dict[str, Spec]:
+    """Returns a batch that says which targets are learned: 1 in `learned`, the others 0."""
+    return {**batch, "learned": batch["targets"]}
+
+
 class Cache(md.Module):
     """What a model that writes text keeps of the text so far.
 
@@ -100,6 +105,7 @@ class Model:
         batch_size, length: sensible defaults for training.
         batch_spec: (batch_size, length) -> the dims and dtypes of a batch.
         packed: whether the loss takes batches as of `packed_batch` too.
+        masked: whether the loss takes batches as of `learned_in` too.
         config: the configuration it was made of: a frozen dataclass, or None. That of a model that
             writes text has `vocab`, the number of its tokens.
         rebuild: makes the model of another configuration; needed for overrides.
@@ -113,6 +119,7 @@ class Model:
     length: int = 128
     batch_spec: Callable[[int, int], Mapping[str, Spec]] = token_batch
     packed: bool = False
+    masked: bool = False
     config: Any = None
     rebuild: Callable[[Any], Model] | None = None
     update: Callable[[Any, Mapping[str, md.Tensor]], Any] | None = None

@@ -204,14 +204,18 @@ def loss(
     """Returns the mean negative log-likelihood of the targets, in nats per token.
 
     With a mixture of experts, the losses of the routers are added; see `with_routers`. Of packed
-    documents (see `packed_batch`), the mean is over the tokens there are. With `router_bias`,
+    documents (see `packed_batch`), the mean is over the tokens there are, and with `learned` over
+    those that are learned. With `router_bias`,
     `update` needs the tokens that chose each expert beside the loss: `tokens`, [layers, routed].
     """
-    segments = batch.get("segments")
+    segments, learned = batch.get("segments"), batch.get("learned")
     x, losses = states(config, params, batch["tokens"], segments, batch.get("positions"))
     scores = _scores(config, params, x)
     each = nn.softmax_cross_entropy(scores, batch["targets"], over="vocab")
-    value = md.mean(each) if segments is None else nn.mean_where(each, segments > 0)
+    counts = segments
+    if learned is not None:
+        counts = learned if segments is None else md.minimum(segments, learned)
+    value = md.mean(each) if counts is None else nn.mean_where(each, counts > 0)
     result = with_routers(config, value, [losses])
     if losses is None or losses.tokens is None:
         return result
@@ -234,6 +238,7 @@ def transformer(name: str, config: TransformerConfig, batch_size: int, length: i
         batch_size=batch_size,
         length=min(length, config.max_length) if config.positions == "learned" else length,
         packed=True,
+        masked=True,
         config=config,
         decoding=Decoding(
             step=partial(decode_step, config),

@@ -16,6 +16,7 @@ from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.parsing.record_flags import values_of
 from meshdsl.lowering.options import Options
+from meshdsl.training.data.chats import ChatFormat
 from meshdsl.training.data.tokenizers import Tokenizer, check_vocabulary, load_tokenizer
 
 if TYPE_CHECKING:
@@ -227,6 +228,18 @@ def chat_template(values: flags.FlagValues, problems: Problems) -> Template | No
             path = template_beside(values.tokenizer)
         return None if path is None else load_template(path)
     return None
+
+
+def chat_format(values: flags.FlagValues, problems: Problems) -> ChatFormat | None:
+    """Returns how chats of `--data` become text; None: there is no template."""
+    from meshdsl.generation.serving.chat import template_beside
+
+    template = chat_template(values, problems)
+    if template is None:
+        return None
+    path = values.chat_template or template_beside(values.tokenizer)
+    assert path is not None
+    return ChatFormat.of(template, Path(path).expanduser().read_text(encoding="utf-8"))
 
 
 def stop_tokens(

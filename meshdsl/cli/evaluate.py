@@ -11,9 +11,11 @@ import numpy as np
 from absl import flags
 
 from meshdsl.cli import job as jobs
-from meshdsl.cli.checkpointed import OF_MODEL, Trained, check_mesh_and_out, place_of
+from meshdsl.cli.checkpointed import OF_MODEL, Trained, chat_format, check_mesh_and_out, place_of
 from meshdsl.cli.evaluating import tasks
 from meshdsl.cli.mistakes.problems import Problems
+from meshdsl.training.data.chats import ChatFormat
+from meshdsl.training.data.corpus import has_chats
 from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.files import find
 from meshdsl.training.reporting.output import tell
@@ -25,7 +27,16 @@ if TYPE_CHECKING:
     from meshdsl.training.data.tokenizers import Tokenizer
 
 _TEXT = {"tokens", "targets"}  # what a batch of text has
-_OF_DATA = ("data", "data_column", "split", "packing", "length", "batch_size", "precision")
+_OF_DATA = (
+    "data",
+    "data_column",
+    "split",
+    "packing",
+    "length",
+    "batch_size",
+    "precision",
+    "chat_template",
+)
 
 
 def main(values: flags.FlagValues, problems: Problems) -> int:
@@ -56,12 +67,17 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     assert model is not None and tokenizer is not None
     batch_size, length = values.batch_size or model.batch_size, values.length or model.length
     _check_text(values, model, problems)
-    texts = _texts(values, model, tokenizer, length, own)
+    chats = chat_format(values, problems) if has_chats(values.data) else None
+    if chats is not None and not model.masked:
+        problems.add(f"--data: the loss of {values.model} takes no .jsonl")
+    problems.check()
+    texts = _texts(values, model, tokenizer, length, own, chats)
     scorer = Scorer(
         model,
         batch_size=min(batch_size, *map(len, texts.values())),
         length=length,
         packed=values.packing,
+        masked=has_chats(values.data),
         precision=values.precision,
         place=place_of(values),
     )
@@ -90,7 +106,12 @@ def _check_text(values: flags.FlagValues, model: Model, problems: Problems) -> N
 
 
 def _texts(
-    values: flags.FlagValues, model: Model, tokenizer: Tokenizer, length: int, own: bool
+    values: flags.FlagValues,
+    model: Model,
+    tokenizer: Tokenizer,
+    length: int,
+    own: bool,
+    chats: ChatFormat | None,
 ) -> dict[str, Source]:
     """Returns the examples to score, by name: held-out ones of a run's text, or all of other text.
 
@@ -105,6 +126,7 @@ def _texts(
         tokenizer,
         values.data_column,
         Path(values.data_cache) if values.data_cache else None,
+        chats=chats,
     )
     if own:
         splits = corpus.split(length, batch_size=1, ratios=values.split, packing=values.packing)

@@ -130,9 +130,9 @@ FLAGS: dict[str, Flag] = {
     "data": (
         None,
         str,
-        "Files to train on: text, 'corpus/**/*.txt,notes/*.md', .parquet, .arrayrecord, or "
-        "Megatron-LM's token files, .bin. A mixture: 'web/*.parquet:0.7,code.bin:0.3'. Default: "
-        "the sources of Python's standard library.",
+        "Files to train on: text, 'corpus/**/*.txt,notes/*.md', .parquet, .arrayrecord, chats as "
+        ".jsonl, or Megatron-LM's token files, .bin. A mixture: 'web/*.parquet:0.7,code.bin:0.3'. "
+        "Default: the sources of Python's standard library.",
     ),
     "data_column": ("text", str, "Column of Parquet files that holds the text."),
     "data_cache": (None, str, "Folder for the tokens of text. Default: they stay in memory."),

@@ -165,7 +165,7 @@ HELP: Mapping[str, Help] = {
     "train": Help(
         "model mesh_shape layout host_devices data steps batch_size learning_rate policy workdir",
         (*_STEP, *_RUN),
-        also="hardware search_seconds",
+        also="hardware search_seconds chat_template",
         examples={
             "Train a small model on 8 virtual devices:": "--model=gpt_mini "
             '--mesh_shape="data:2,model:4" --host_devices=8 '

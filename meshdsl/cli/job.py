@@ -23,6 +23,7 @@ from meshdsl.optim import Ema, Excluding, Optimizer, is_matrix, schedules
 from meshdsl.optim.by_name import DEFAULT, by_name
 from meshdsl.tensors.named_array import Spec
 from meshdsl.tensors.policy import Policy
+from meshdsl.training.data.corpus import has_chats
 from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.tokenizers import check_vocabulary, load_tokenizer
 from meshdsl.training.loss_scaling import LossScaling
@@ -72,7 +73,7 @@ def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True)
         UsageError: everything in `problems`, and what is wrong with the model and the numbers.
     """
     from meshdsl.models import load, with_lora
-    from meshdsl.models.model import packed_batch
+    from meshdsl.models.model import learned_in, packed_batch
 
     model, optimizer, policy = None, None, values.policy
     if not isinstance(values.model, Mistake):
@@ -121,6 +122,14 @@ def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True)
             )
         elif values.packing:
             batch_spec = packed_batch(batch_size, length)
+        with problems.caught("--data"):
+            if has_chats(values.data) and not model.masked:
+                problems.add(
+                    f"--data: {values.model} learns all tokens, so it takes no .jsonl: its loss "
+                    "does not take `learned`"
+                )
+            elif has_chats(values.data):
+                batch_spec = learned_in(batch_spec)
     sizes = [batch_size]
     if values.batch_ramp is not None:
         with problems.caught("--batch_ramp"):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from meshdsl.cli import job as jobs
+from meshdsl.cli.checkpointed import chat_format
 from meshdsl.cli.flags import FLAGS, as_configuration
 from meshdsl.cli.help import HELP
 from meshdsl.cli.mistakes import early_checks as early
@@ -24,6 +25,7 @@ from meshdsl.lowering.backends import load as load_backend
 from meshdsl.lowering.options import Options
 from meshdsl.running.runnable import with_hardware_at_hand
 from meshdsl.training.checkpointing.saving import begun
+from meshdsl.training.data.corpus import has_chats
 from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.files import find
 from meshdsl.training.planned import keep, kept
@@ -117,6 +119,8 @@ def _read(values: flags.FlagValues, problems: Problems) -> tuple[jobs.Job, Corpu
     if job.remats:
         options = with_hardware_at_hand(job.options, job.backend)
         job = decided(replace(job, options=Options.of(options)))
+    chats = chat_format(values, problems) if has_chats(values.data) else None
+    problems.check()
     with problems.caught("--data"), doing("reading the text"):
         corpus = Corpus.read(
             values.data,
@@ -124,6 +128,7 @@ def _read(values: flags.FlagValues, problems: Problems) -> tuple[jobs.Job, Corpu
             load_tokenizer(values.tokenizer, values.end_token),
             values.data_column,
             Path(values.data_cache) if values.data_cache else None,
+            chats=chats,
         )
     problems.check()
     splits = corpus.split(

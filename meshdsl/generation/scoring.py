@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.generation.programs import Place
-from meshdsl.models.model import Model, packed_batch
+from meshdsl.models.model import Model, learned_in, packed_batch
 from meshdsl.precision.rewriting import with_precision
 from meshdsl.precision.rules import Precision
 from meshdsl.running.jit import Compiled
@@ -68,6 +68,7 @@ class Scorer:
     Args:
         model: takes batches of tokens and targets.
         packed: whether examples are packed documents.
+        masked: whether they say which tokens are learned; only these count.
         precision: dtypes of products, as in `md.with_precision`.
         place: where the programs run.
 
@@ -82,11 +83,15 @@ class Scorer:
         batch_size: int,
         length: int,
         packed: bool = False,
+        masked: bool = False,
         precision: Precision | str | None = None,
         place: Place | None = None,
     ) -> None:
         self.model, self.batch_size, self.length = _of_text(model), batch_size, length
-        self._spec_of_batch = packed_batch if packed else model.batch_spec
+        spec_of_batch = packed_batch if packed else model.batch_spec
+        self._spec_of_batch = spec_of_batch
+        if masked:
+            self._spec_of_batch = lambda *sizes: learned_in(spec_of_batch(*sizes))
         self._precision, self._place = precision, place or Place()
         self.like: Any = spec_of(self.model.init)
         self._programs = {batch_size: self._compiled(batch_size)}
@@ -159,6 +164,8 @@ def _of_text(model: Model) -> Model:
 
 def _counted(batch: Batch) -> int:
     """Returns how many tokens of a batch count."""
+    if "learned" in batch:
+        return int(np.sum(batch["learned"]))
     if "segments" in batch:
         return int(np.sum(batch["segments"] > 0))
     return int(batch["targets"].size)

@@ -105,6 +105,29 @@ def test_mistakes_are_reported(capsys, trained, tmp_path, other):
     assert "--model: resnet_mini is not evaluated on text: its batches are others" in told
 
 
+@pytest.mark.parametrize("packing", ["false", "true"])
+def test_chats_are_trained_on_and_scored_by_their_answers(capsys, tmp_path, packing):
+    chat = [{"role": "user", "content": "a b c?"}, {"role": "assistant", "content": "zzzz zzzz"}]
+    lines = "".join(json.dumps({"messages": chat}) + "\n" for _ in range(60))
+    (tmp_path / "chats.jsonl").write_text(lines)
+    template = "{% for each in messages %}<{{ each.role }}>{{ each.content }}{% endfor %}"
+    template += "{% if add_generation_prompt %}<assistant>{% endif %}"
+    (tmp_path / "mine.jinja").write_text(template)
+    sizes = (MODEL, "--batch_size=4", "--length=16", "--steps=12", "--learning_rate=0.05")
+    where = (f"--data={tmp_path}/chats.jsonl", f"--workdir={tmp_path}/run", "--backend=numpy")
+    given = ("train", *sizes, *where, f"--packing={packing}")
+    assert run(given) == 2
+    assert "line 1: chats need the tokenizer's template" in capsys.readouterr().err
+    assert run([*given, f"--chat_template={tmp_path}/mine.jinja"]) == 0
+    found = scores(capsys, f"--workdir={tmp_path}/run")
+    assert found["held-out text"] < 2  # four letters in turn; all bytes would take longer
+    whole = scores(capsys, f"--workdir={tmp_path}/run", where[0])
+    assert list(whole) == [f"{tmp_path}/chats.jsonl"]
+    (tmp_path / "same.txt").write_text("<user>a b c?<assistant>zzzz zzzz\0" * 60)
+    (of_text,) = scores(capsys, f"--workdir={tmp_path}/run", f"--data={tmp_path}/same.txt").values()
+    assert of_text > whole[f"{tmp_path}/chats.jsonl"]
+
+
 @pytest.fixture
 def task(tmp_path, monkeypatch):
     """The file of a task."""

@@ -1,5 +1,6 @@
 """Packed documents: each gets the loss it gets alone, in every kind of model, on any layout."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -96,3 +97,42 @@ def test_a_layout_changes_nothing(layout):
     alone = float(run(model.loss)(params, batch))
     split = float(md.jit(model.loss, "data:2,model:2", layout)(params, batch))
     np.testing.assert_allclose(split, alone, rtol=1e-5)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("layout", [None, "batch:data; heads:model; vocab:model"])
+def test_only_learned_targets_have_a_loss(packing, layout):
+    model = load("gpt_mini", f"{SMALL},policy=float64")
+    params = run(model.init)(md.random.key(0))
+    batch = packed()
+    if not packing:
+        batch = {name: batch[name] for name in ("tokens", "targets")}
+    learned = np.random.default_rng(1).integers(0, 2, batch["tokens"].shape).astype(np.int32)
+    mesh = None if layout is None else "data:3,model:2"
+    loss = md.jit(md.value_and_grad(model.loss), mesh, layout, "numpy")
+    value, slopes = loss(params, named({**batch, "learned": learned}))
+
+    def each(params, batch):
+        alone = dict(batch)
+        targets = alone.pop("targets")
+        scores = logits(model.config, params, alone["tokens"])
+        return md.log_softmax(scores, "vocab"), targets
+
+    if not packing:
+        logs, targets = (np.asarray(a) for a in run(each)(params, named(batch)))
+        chosen = -np.take_along_axis(logs, targets[..., None], -1)[..., 0]
+        assert float(value) == pytest.approx(chosen[learned > 0].mean(), rel=1e-6)
+    # Other targets change neither the loss nor a gradient.
+    other = {**batch, "targets": np.where(learned > 0, batch["targets"], 3), "learned": learned}
+    again, others = loss(params, named(other))
+    assert float(again) == float(value)
+    flat = [jax.tree.leaves(tree, is_leaf=is_array) for tree in (slopes, others)]
+    for one, two in zip(*flat, strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(two))
+    everything, _ = loss(params, named({**batch, "learned": np.ones_like(learned)}))
+    plain = run(model.loss)(params, named(batch))
+    assert float(everything) == pytest.approx(float(plain), rel=1e-6) != float(value)
+
+
+def is_array(value):
+    return isinstance(value, md.NamedArray)

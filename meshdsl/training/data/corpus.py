@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
+from meshdsl.training.data.chats import JSON_LINES, ChatFormat
 from meshdsl.training.data.checks import check_at_least, numbered
 from meshdsl.training.data.documents import Documents
 from meshdsl.training.data.entries import parse_entries
@@ -27,6 +28,12 @@ from meshdsl.training.data.tokenizing import read_tokens
 from meshdsl.training.data.windows import DocumentWindows
 
 HELD_OUT = 20
+
+
+def has_chats(data: str | None) -> bool:
+    """Whether `--data` names files of JSON lines; examples then say which tokens are learned."""
+    patterns = [pattern for entry in parse_entries(data) for pattern in entry.patterns]
+    return any(pattern.endswith(JSON_LINES) for pattern in patterns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +78,7 @@ class Corpus:
         column: str = "text",
         cache: Path | None = None,
         checked: int = 2**28,
+        chats: ChatFormat | None = None,
     ) -> Corpus:
         """Reads what `--data` names.
 
@@ -78,7 +86,7 @@ class Corpus:
             data: as in `parse_entries`; None: the sources of Python's standard library.
             vocabulary: the size of the model's vocabulary; ids are below it.
             tokenizer: the tokenizer of text; None: `Bytes`.
-            column, cache: as in `read_tokens`.
+            column, cache, chats: as in `read_tokens`.
             checked: how many tokens of all files together are checked.
 
         Raises:
@@ -90,6 +98,7 @@ class Corpus:
         patterns = [pattern for entry in entries for pattern in entry.patterns]
         paths_of_patterns = find(patterns)
         total = sum(map(len, paths_of_patterns))
+        marked = has_chats(data)
         components, problems, read = [], list[str](), set[Path]()
         for entry in entries:
             take = len(entry.patterns) or 1
@@ -97,8 +106,8 @@ class Corpus:
                 {p for paths in paths_of_patterns[:take] for p in paths}, key=Path.as_posix
             )
             paths_of_patterns, read = paths_of_patterns[take:], read | set(paths)
-            tokens = read_tokens(paths, tokenizer, problems, column, cache)
-            documents = Documents.of(tokens, vocabulary)
+            tokens = read_tokens(paths, tokenizer, problems, column, cache, chats)
+            documents = Documents.of(tokens, vocabulary, marked)
             problems += documents.outside(checked * len(paths) // total)
             components.append(Component(entry.name, documents, entry.weight))
         if problems:

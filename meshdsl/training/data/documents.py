@@ -17,6 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+def unmarked(ids: NDArray[np.integer]) -> NDArray[np.integer]:
+    """Returns the ids of tokens, learned or not."""
+    return np.where(ids < 0, -1 - ids, ids)
+
+
 @dataclass(frozen=True, eq=False)
 class Tokens:
     """The tokens of documents, one after another.
@@ -58,12 +63,14 @@ class Documents:
         starts: the position where each document begins in that text.
         sizes: the number of tokens in each.
         vocabulary: ids are below it.
+        marked: whether tokens that are not learned have the id `-1 - id`; see `chats`.
     """
 
     files: tuple[Tokens, ...]
     starts: NDArray[np.int64]
     sizes: NDArray[np.int64]
     vocabulary: int
+    marked: bool = False
 
     @cached_property
     def _bases(self) -> NDArray[np.int64]:
@@ -74,14 +81,14 @@ class Documents:
         return np.cumsum(self.sizes)
 
     @staticmethod
-    def of(files: Sequence[Tokens], vocabulary: int) -> Documents:
+    def of(files: Sequence[Tokens], vocabulary: int, marked: bool = False) -> Documents:
         """Returns all documents with at least one token."""
         bases = np.cumsum([0, *(len(file.ids) for file in files)])
         rows = zip(files, bases, strict=False)
         starts = [np.zeros(0, np.int64), *(file.bounds[:-1] + base for file, base in rows)]
         sizes = [np.zeros(0, np.int64), *(np.diff(file.bounds) for file in files)]
         documents = Documents(
-            tuple(files), np.concatenate(starts), np.concatenate(sizes), vocabulary
+            tuple(files), np.concatenate(starts), np.concatenate(sizes), vocabulary, marked
         )
         return documents.chosen(documents.sizes > 0)
 
@@ -93,7 +100,7 @@ class Documents:
         return replace(self, starts=self.starts[which], sizes=self.sizes[which])
 
     def read(self, start: int, stop: int) -> NDArray[np.integer]:
-        """Returns consecutive tokens of one document, by positions as in `starts`.
+        """Returns consecutive tokens of one document, by positions as in `starts`; marked ones too.
 
         Raises:
             ValueError: an id is outside of the vocabulary; the message has its file and position.
@@ -101,8 +108,11 @@ class Documents:
         number = int(np.searchsorted(self._bases, start, side="right")) - 1
         file, base = self.files[number], int(self._bases[number])
         ids = file.ids[start - base : stop - base]
-        check_ids(ids, self.vocabulary, file.name, start - base)
+        check_ids(self._unmarked(ids), self.vocabulary, file.name, start - base)
         return ids
+
+    def _unmarked(self, ids: NDArray[np.integer]) -> NDArray[np.integer]:
+        return unmarked(ids) if self.marked else ids
 
     def outside(self, most: int) -> list[str]:
         """Returns the errors that `read` would raise for the first tokens of the files.
@@ -117,7 +127,7 @@ class Documents:
             try:
                 for start in range(0, share, 2**22):
                     ids = file.ids[start : min(start + 2**22, share)]
-                    check_ids(ids, self.vocabulary, file.name, start)
+                    check_ids(self._unmarked(ids), self.vocabulary, file.name, start)
             except ValueError as error:
                 problems.append(str(error))
         return problems

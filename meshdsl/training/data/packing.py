@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.training.data.documents import Documents
+from meshdsl.training.data.documents import Documents, unmarked
 from meshdsl.training.data.examples import Batch
 
 
@@ -24,7 +24,8 @@ from meshdsl.training.data.examples import Batch
 class PackedRows:
     """Rows of pieces, as `tokens`, `targets`, `segments` and `positions`: int32 [batch, length].
 
-    Segments count from 1 in each row; in the unused rest of a row, segments, tokens and targets are
+    With marked documents there is `learned` too: 1 where a target is learned, else 0. Segments
+    count from 1 in each row; in the unused rest of a row, segments, tokens and targets are
     0. Positions count from 0 in each segment.
 
     Attributes:
@@ -66,7 +67,8 @@ class PackedRows:
         return len(self.chosen)
 
     def __getitem__(self, rows: NDArray[np.int64]) -> Batch:
-        names = ("tokens", "targets", "segments", "positions")
+        names = ["tokens", "targets", "segments", "positions"]
+        names += ["learned"] if self.documents.marked else []
         batch = {name: np.zeros((len(rows), self.length), np.int32) for name in names}
         for number, row in enumerate(self.chosen[rows]):
             at = 0
@@ -75,6 +77,9 @@ class PackedRows:
                 start, size = int(self.starts[piece]), int(self.sizes[piece])
                 ids = self.documents.read(start, start + size + 1)
                 place = number, slice(at, at + size)
+                if self.documents.marked:
+                    batch["learned"][place] = ids[1:] >= 0
+                    ids = unmarked(ids)
                 batch["tokens"][place], batch["targets"][place] = ids[:-1], ids[1:]
                 batch["segments"][place], batch["positions"][place] = segment, np.arange(size)
                 at += size

@@ -44,6 +44,9 @@ class Tokenizer(Protocol):
             UnicodeDecodeError: the text is not UTF-8, which only bytes may be.
         """
 
+    def located(self, text: str) -> tuple[NDArray[np.integer], NDArray[np.int64]]:
+        """Returns the tokens of a text without an end, and the character where each begins."""
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Returns the text of tokens, with U+FFFD for what is no UTF-8."""
 
@@ -58,6 +61,11 @@ class Bytes:
 
     def encode(self, texts: Sequence[bytes]) -> list[NDArray[np.integer]]:
         return [np.frombuffer(text + bytes([SEPARATOR]), np.uint8) for text in texts]
+
+    def located(self, text: str) -> tuple[NDArray[np.integer], NDArray[np.int64]]:
+        ids = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
+        begins = (ids & 0xC0) != 0x80  # other bytes go on with a character
+        return ids, np.cumsum(begins) - 1
 
     def decode(self, tokens: Sequence[int]) -> str:
         # A model may have more tokens than there are bytes.
@@ -101,6 +109,11 @@ class FileTokenizer:
         decoded = [text.decode() for text in texts]
         encodings = self._inner.encode_batch_fast(decoded, add_special_tokens=False)
         return [np.asarray([*encoding.ids, self.end], np.int64) for encoding in encodings]
+
+    def located(self, text: str) -> tuple[NDArray[np.integer], NDArray[np.int64]]:
+        encoding = self._inner.encode(text, add_special_tokens=False)
+        starts = [start for start, _ in encoding.offsets]
+        return np.asarray(encoding.ids, np.int64), np.asarray(starts, np.int64)
 
     def decode(self, tokens: Sequence[int]) -> str:
         known = [token for token in tokens if token < self.vocabulary]

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from meshdsl.training.data.chats import JSON_LINES, ChatFormat, read_chats
 from meshdsl.training.data.documents import Tokens
 from meshdsl.training.data.records import TOKENS, read_documents
 from meshdsl.training.data.token_cache import Unreadable, token_cache
@@ -36,6 +37,7 @@ def read_tokens(
     problems: list[str],
     column: str = "text",
     cache: Path | None = None,
+    chats: ChatFormat | None = None,
 ) -> list[Tokens]:
     """Returns the tokens of files: those of all text together, then each token file's.
 
@@ -44,17 +46,23 @@ def read_tokens(
         problems: a list, to which files are added that cannot be read or have a wrong format.
         column: the column of Parquet files that has the text.
         cache: the folder for the tokens of text; None: they stay in memory.
+        chats: how those of JSON lines become text. With JSON lines among the files, tokens that are
+            not learned are marked; see `chats`.
     """
     tokens: list[Tokens] = []
     text = [path for path in paths if path.suffix not in TOKENS]
     if text:
-        documents = _tokenised(text, tokenizer, column, problems)
+        documents = _tokenised(text, tokenizer, column, problems, chats)
         dtype = _dtype(tokenizer.vocabulary)
+        if any(path.suffix in JSON_LINES for path in text):
+            dtype = np.dtype("int32")
         if cache is None:
             tokens.append(_in_memory(text, documents, dtype))
         else:
             try:
-                tokens.append(_cached(cache, text, tokenizer, column, documents, dtype, problems))
+                settings = [tokenizer.identity, column, dtype.name]
+                settings += [] if chats is None else [chats.identity]
+                tokens.append(_cached(cache, text, settings, documents, dtype, problems))
             except _Incomplete:
                 pass
             except OSError as error:
@@ -73,11 +81,19 @@ def read_tokens(
 
 
 def _tokenised(
-    paths: Sequence[Path], tokenizer: Tokenizer, column: str, problems: list[str]
+    paths: Sequence[Path],
+    tokenizer: Tokenizer,
+    column: str,
+    problems: list[str],
+    chats: ChatFormat | None,
 ) -> Iterator[NDArray[np.integer]]:
     """Yields the tokens of documents; adds those that cannot be read to `problems`."""
     for path in paths:
         try:
+            if path.suffix in JSON_LINES:
+                for chat in read_chats(path, chats, column):
+                    yield chat.ids(tokenizer)
+                continue
             documents = read_documents(path, column)
             while group := list(islice(documents, _AT_ONCE)):
                 try:
@@ -118,8 +134,7 @@ def _in_memory(
 def _cached(
     folder: Path,
     paths: Sequence[Path],
-    tokenizer: Tokenizer,
-    column: str,
+    settings: Sequence[str],
     documents: Iterator[NDArray[np.integer]],
     dtype: np.dtype,
     problems: list[str],
@@ -127,9 +142,8 @@ def _cached(
     def write(target: Path) -> None:
         write_token_file(target, _complete(documents, problems), dtype)
 
-    settings = [tokenizer.identity, column, dtype.name]
     try:
-        return TokenFile(token_cache(folder, paths, settings, write))
+        return TokenFile(token_cache(folder, paths, list(settings), write))
     except Unreadable as error:
         for _ in _complete(documents, problems):  # so that problems list all files
             pass

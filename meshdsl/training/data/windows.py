@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.training.data.checks import check_at_least
-from meshdsl.training.data.documents import Documents
+from meshdsl.training.data.documents import Documents, unmarked
 from meshdsl.training.data.examples import Batch
 
 VOCABULARY = 256
@@ -24,7 +24,8 @@ SEPARATOR = 0  # the byte that ends every document
 class DocumentWindows:
     """Chosen windows of documents, which are not copied.
 
-    Batches are `tokens` and `targets`: int32 [batch, length].
+    Batches are `tokens` and `targets`: int32 [batch, length]; with marked documents also
+    `learned`, 1 where a target is learned, else 0.
     """
 
     documents: Documents
@@ -49,7 +50,9 @@ class DocumentWindows:
             for start, stop in pieces:
                 row[at : at + stop - start] = self.documents.read(start, stop)
                 at += stop - start
-        return _shifted(text)
+        if not self.documents.marked:
+            return _shifted(text)
+        return _shifted(unmarked(text)) | {"learned": (text[:, 1:] >= 0).astype(np.int32)}
 
     def split(self, held_out: int = 20) -> tuple[DocumentWindows, DocumentWindows]:
         """Returns windows to train on, and one in `held_out` kept from it: the last of each run."""
