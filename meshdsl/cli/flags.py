@@ -126,6 +126,17 @@ FLAGS: dict[str, Flag] = {
         "How often `launch` starts all processes again within the --restart_window.",
     ),
     "restart_window": ("1h", duration, "The time in which --max_restarts are counted."),
+    "elastic_axis": (
+        None,
+        str,
+        "Mesh axis that becomes shorter where `launch` on several hosts goes on with fewer.",
+    ),
+    "shrink_after": (
+        "10s",
+        duration,
+        "How long `launch` waits for a lost host before it goes on with fewer.",
+    ),
+    "spare": ("false", truth, "This host takes the place of one that is lost."),
     **_made("policy", "precision", "seed"),
     "data": (
         None,

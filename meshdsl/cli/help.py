@@ -98,7 +98,15 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "join_timeout",
         "pause_timeout",
     ),
-    "launch": ("processes", "first_process", "max_restarts", "restart_window"),
+    "launch": (
+        "processes",
+        "first_process",
+        "max_restarts",
+        "restart_window",
+        "elastic_axis",
+        "shrink_after",
+        "spare",
+    ),
     "faults": ("replica_check_every", "straggler_factor", "straggler_steps", "step_timeout"),
     "hardware": ("hardware", "topology", "slices"),
     "reports of a plan": ("html", "compare_layout", "stage", "pipeline_table", "against"),
@@ -179,7 +187,7 @@ HELP: Mapping[str, Help] = {
         },
     ),
     "launch": Help(
-        "processes max_restarts restart_window first_process",
+        "processes max_restarts restart_window first_process elastic_axis shrink_after spare",
         examples={
             "Train in two processes, and go on when one of them dies:": "--processes=2 -- train "
             '--mesh_shape="data:2" --layout="batch:data" --host_devices=1 --workdir=runs/long '

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from absl import flags
@@ -12,8 +13,10 @@ from absl import flags
 from meshdsl.cli.flags import read, written
 from meshdsl.cli.help import HELP
 from meshdsl.cli.mistakes.problems import Problems
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.training.checkpointing.workdir import locked
 from meshdsl.training.launching.crew import Crew, OneHost
+from meshdsl.training.launching.elastic import Elastic
 from meshdsl.training.launching.hosts import Hosts, Terms
 from meshdsl.training.launching.member import Member
 from meshdsl.training.launching.supervisor import Launch, Supervisor
@@ -25,6 +28,7 @@ _PROCESS = (
     "end_with(int(sys.argv.pop(1))); "
     "from meshdsl.cli.main import console; raise SystemExit(console())"
 )
+_CHANGED = ("--mesh_shape", "--microbatches")  # what fewer processes have of their own
 _EXAMPLE = "meshdsl launch --processes=2 -- train --workdir=runs/long --checkpoint_every=100"
 
 
@@ -49,28 +53,79 @@ def main(values: flags.FlagValues, problems: Problems, words: Sequence[str] = ()
     problems.check()
     numbers = range(values.first_process, values.first_process + values.processes)
     workdir = Path(trains.workdir).absolute()
+    copies = Path(trains.host_copies).absolute() if trains.host_copies else None
     start = [sys.executable, "-c", _PROCESS, str(os.getpid()), *words]
 
     def command(own: Sequence[str]) -> list[str]:
-        alone = not given and values.processes == 1
-        return start if alone or trains.coordinator == "auto" else [*start, *own]
+        single = not given and values.processes == 1
+        if single or trains.coordinator == "auto":
+            return start
+        changed = {flag.partition("=")[0] for flag in own} & {*_CHANGED}
+        return [*start[: -len(words)], *_without(words, changed), *own]
 
-    with locked(trains.workdir, f"launch.{numbers[0]}.lock"):
+    who = f"spare.{socket.gethostname()}" if values.spare else numbers[0]
+    with locked(trains.workdir, f"launch.{who}.lock"):
         environment = _keeping_compiled(workdir)
-        if trains.num_processes is None or len(numbers) == trains.num_processes:
+        alone = trains.num_processes is None or len(numbers) == trains.num_processes
+        if alone and not values.spare:
             crew: Crew = OneHost(command, numbers, None, trains.coordinator, environment)
         else:
             terms = Terms(
-                trains.coordinator, trains.num_processes, code_version(), trains.pause_timeout
+                trains.coordinator,
+                trains.num_processes,
+                code_version(),
+                trains.pause_timeout,
+                None if values.elastic_axis is None else _elastic(values.elastic_axis, words),
             )
             patience = trains.join_timeout, values.restart_window
             rest = command, environment, workdir, patience, _report
-            if numbers[0]:
-                return Member(terms, numbers, *rest).run()
-            crew = Hosts(terms, numbers, *rest)
-        copies = Path(trains.host_copies).absolute() if trains.host_copies else None
+            if numbers[0] or values.spare:
+                return Member(terms, numbers, *rest, copies, values.spare).run()
+            crew = Hosts(terms, numbers, *rest, values.shrink_after, copies)
         times = values.max_restarts, values.restart_window
         return Supervisor(Launch(crew, workdir, *times, _report, copies)).run()
+
+
+def _without(words: Sequence[str], names: Collection[str]) -> Iterator[str]:
+    """Yields the words of a command line without some flags and their values."""
+    drops_value = False  # of a flag that was dropped, as in `--microbatches 4`
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if word.startswith("-"):
+            dropped = "--" + name.lstrip("-") in names
+            drops_value = dropped and not equals
+            if not dropped:
+                yield word
+        elif drops_value:
+            drops_value = False
+        else:
+            yield word
+
+
+def _elastic(axis: str, words: Sequence[str]) -> Elastic:
+    """Returns how the job goes on with fewer processes.
+
+    Raises:
+        ValueError: the axis or the mesh is not of the kind that can become shorter, or is not on
+            the command line.
+    """
+    from meshdsl.models import load
+
+    trains, _ = read(words[1:], "train")
+    others, _ = read([*_without(words[1:], _CHANGED)], "train")
+    hidden = [name for name in _CHANGED if others[name[2:]].present]
+    if hidden:
+        raise ValueError(
+            f"--elastic_axis changes {' and '.join(hidden)}: give them on the command line, not "
+            "in a file"
+        )
+    if not isinstance(trains.mesh_shape, Mesh):
+        raise ValueError("--elastic_axis needs a mesh that is written: --mesh_shape=data:8")
+    batch = trains.batch_size or load(trains.model, trains.model_args).batch_size
+    try:
+        return Elastic(trains.mesh_shape, axis, trains.num_processes, batch, trains.microbatches)
+    except ValueError as error:
+        raise ValueError(f"--elastic_axis={axis}: {error}") from error
 
 
 def _report(text: str) -> None:
@@ -122,15 +177,17 @@ def _check_train(
     elif len(given) == 1:
         (missing,) = {"coordinator", "num_processes"} - {*given}
         problems.add(f"--{missing} is missing, beside --{next(iter(given))}: they go together")
-    elif given and isinstance(trains.num_processes, int):
+    elif given and isinstance(trains.num_processes, int) and not values.spare:
         last = values.first_process + values.processes
         if last > trains.num_processes:
             problems.add(
                 f"--first_process={values.first_process} and --processes={values.processes} go "
                 f"beyond the {trains.num_processes} of --num_processes"
             )
-    elif values.first_process:
-        problems.add(
-            "--first_process is for a job on several hosts, which needs --coordinator=host0:1234 "
-            "and --num_processes of `train`"
-        )
+    else:
+        for name in ("first_process", "elastic_axis", "spare"):
+            if values[name].value and not given:
+                problems.add(
+                    f"--{name} is for a job on several hosts, which needs --coordinator=host0:1234 "
+                    "and --num_processes of `train`"
+                )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
@@ -28,6 +29,7 @@ from meshdsl.training.checkpointing.saving import begun
 from meshdsl.training.data.corpus import has_chats
 from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.files import find
+from meshdsl.training.launching.elastic import MICROBATCHES
 from meshdsl.training.planned import keep, kept
 from meshdsl.training.processes.code_version import code_version
 from meshdsl.training.processes.joining import (
@@ -286,7 +288,10 @@ def _saving(values: flags.FlagValues, corpus: Corpus) -> Saving | None:
 
 def _stored(values: flags.FlagValues) -> dict[str, str]:
     """Returns the settings that checkpoints store, without those that the data describes."""
-    return _settings(values, _FREE | {field.name for field in fields(Options)})
+    settings = _settings(values, _FREE | {field.name for field in fields(Options)})
+    if MICROBATCHES in os.environ:  # fewer processes of an elastic job have more than it was given
+        settings["microbatches"] = os.environ[MICROBATCHES]
+    return settings
 
 
 def _settings(values: flags.FlagValues, without: Set[str]) -> dict[str, str]:

@@ -10,9 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from meshdsl.cli.launch import _keeping_compiled
+from meshdsl.cli.launch import _keeping_compiled, _without
 from meshdsl.cli.main import run
 from meshdsl.training.checkpointing.workdir import locked
 
@@ -24,7 +25,6 @@ SMALL = (
     "--log_every=1",
     "--eval_every=1000",
     "--eval_batches=1",
-    "--mesh_shape=data:2",
     "--layout=batch:data; params/embed:data",
     "--host_devices=1",
 )
@@ -45,6 +45,8 @@ TRAIN = ("train", "--workdir=unused", "--checkpoint_every=10")
         (("--", *TRAIN, "--coordinator=a:1"), "--num_processes is missing, beside --coordinator"),
         (("--processes=2", "--", *TRAIN, "--coordinator=auto"), "the scheduler numbers the proce"),
         (("--first_process=2", "--", *TRAIN), "--first_process is for a job on several hosts"),
+        (("--elastic_axis=data", "--", *TRAIN), "--elastic_axis is for a job on several hosts"),
+        (("--spare", "--", *TRAIN), "--spare is for a job on several hosts"),
         (
             [*BEYOND, "--", *TRAIN, "--coordinator=a:1", "--num_processes=4"],
             "--first_process=2 and --processes=3 go beyond the 4 of --num_processes",
@@ -56,6 +58,28 @@ def test_a_command_that_cannot_be_launched_is_told_at_once(arguments, told, caps
     assert run(["launch", *arguments]) == 2
     assert told in capsys.readouterr().err
     assert not Path("unused").exists()
+
+
+def test_flags_that_fewer_processes_change_are_left_out():
+    words = ["train", "--mesh_shape=data:8", "-microbatches", "4", "--steps", "5", "--overlap"]
+    assert [*_without(words, ["--mesh_shape", "--microbatches"])] == ["train", *words[4:]]
+
+
+@pytest.mark.parametrize(
+    ("axis", "mesh", "told"),
+    [
+        ("dat", "--mesh_shape=data:2", "the mesh data:2 has no axis 'dat'. Did you mean `data`?"),
+        ("data", "--mesh_shape=data:3", "3 devices of the mesh data:3 do not divide evenly among"),
+        ("data", "--mesh_shape=auto", "--elastic_axis needs a mesh that is written"),
+        ("data", "--config=run.toml", "--elastic_axis changes --mesh_shape: give them on the comm"),
+    ],
+)
+def test_a_mesh_that_cannot_become_smaller_is_told(axis, mesh, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text('mesh_shape = "data:2"\n')
+    words = [f"--elastic_axis={axis}", "--", *TRAIN, mesh, "--coordinator=localhost:1"]
+    assert run(["launch", *words, "--num_processes=2"]) == 2
+    assert told in capsys.readouterr().err
 
 
 def test_two_supervisors_for_one_job_are_told(tmp_path, capsys):
@@ -72,13 +96,13 @@ def test_a_cache_of_compiled_programs_that_the_user_has_stays(monkeypatch, tmp_p
     assert _keeping_compiled(tmp_path)["JAX_COMPILATION_CACHE_DIR"] == "mine"
 
 
-def started(count, text, workdir, *arguments, restarts=50, launch=()):
+def started(count, text, workdir, *arguments, restarts=50, launch=(), mesh="data:2"):
     """Starts a supervisor that trains in some processes."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     environment.pop("XLA_FLAGS", None)
     line = [sys.executable, "-m", "meshdsl", "launch", f"--processes={count}"]
     line += [f"--max_restarts={restarts}", *launch, "--", "train", *SMALL, f"--data={text}"]
-    line += [f"--workdir={workdir}", *arguments]
+    line += [f"--workdir={workdir}", f"--mesh_shape={mesh}", *arguments]
     pipe = subprocess.PIPE
     return subprocess.Popen(line, env=environment, stdout=pipe, stderr=pipe, text=True)
 
@@ -190,6 +214,43 @@ def test_supervisors_of_two_hosts_go_on_together_after_kills(text, tmp_path):
         _, errors = one.communicate(timeout=600)
         assert one.returncode == 0, errors
     assert losses(work) == losses(tmp_path / "alone") and len(losses(work)) == 120
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+@pytest.mark.parametrize("copies", [False, True])
+def test_fewer_hosts_go_on_with_the_same_batches_and_grow_again(copies, text, tmp_path):
+    """Losses are those of a run that nothing happened to, within rounding."""
+    work, steps = tmp_path / "work", 800
+    when = (f"--steps={steps}", "--checkpoint_every=10")
+    alone = started(3, text, tmp_path / "alone", *when, mesh="data:3")
+    _, errors = alone.communicate(timeout=600)
+    assert alone.returncode == 0, errors
+    with socket.create_server(("localhost", 0)) as listener:
+        where = f"--coordinator=localhost:{listener.getsockname()[1]}"
+    when += (where, "--num_processes=3")
+
+    def host(number):
+        own = [f"--host_copies={tmp_path}/copies.{number}"] * copies
+        line = [f"--first_process={number}", "--elastic_axis=data", "--shrink_after=1s"]
+        return started(1, text, work, *when, *own, launch=line, mesh="data:3")
+
+    hosts = [host(number) for number in range(3)]
+    wait_for(lambda: max(losses(work), default=0) > 15, hosts[0])
+    hosts[2].kill()
+    hosts[2].communicate()
+    reached = max(losses(work))
+    wait_for(lambda: max(losses(work)) > reached + 25, hosts[0])
+    hosts[2] = host(2)
+    output = [one.communicate(timeout=600) for one in hosts]
+    assert [one.returncode for one in hosts] == [0] * 3, output
+    assert "going on with 2 of 3 processes, on the mesh data:2" in output[0][1]
+    found, expected = losses(work), losses(tmp_path / "alone")
+    assert [*found] == [*range(1, steps + 1)]
+    np.testing.assert_allclose([*found.values()], [*expected.values()], rtol=2e-5)
+    record = [json.loads(line) for line in (work / "launch.jsonl").read_text().splitlines()]
+    kinds = [one["event"] for one in record if one["event"] != "stepped"]
+    assert kinds == ["started", "failed", "started", "renewed", "started", "ended"]
 
 
 def alive(process):

@@ -48,6 +48,9 @@ class Job(Protocol):
     def tell(self, number: int) -> None:
         """Has every process get a signal that came to another host."""
 
+    def renew(self) -> None:
+        """Has all processes save their state and end, so that others can start."""
+
 
 class Missing(Exception):
     """Processes of the next start have not come."""
@@ -74,6 +77,9 @@ class Crew(Protocol):
         Raises:
             OSError: this host cannot start another process.
         """
+
+    def grows(self) -> bool:
+        """Whether the next start would have more processes than the last one."""
 
     def close(self, code: int) -> None:
         """Lets other hosts go: the job has ended with an exit code."""
@@ -108,6 +114,9 @@ class OneHost:
         own = meeting_flags(process.number, self.total or len(self.numbers), self._where)
         environment = {**(self.environment or os.environ), **variables}
         process.start(self.command(own), ended, environment)
+
+    def grows(self) -> bool:
+        return False
 
     def close(self, code: int) -> None:
         """There are no other hosts."""

@@ -3,9 +3,14 @@
 All start together and are stopped together, so that nobody waits for a collective with a process
 that is gone. A supervisor that comes says which processes it has; see `member` for its side.
 
+Each host has places for processes, and those of spare hosts come last. A start takes the first
+places, and numbers its processes anew. With `Elastic` it may take fewer than all.
+
 Guarantees:
     When a process fails, or a host is gone, all hosts know it at once.
-    Nothing is started before the hosts of all processes are there.
+    Nothing is started before there are places for all processes, unless fewer can go on.
+    If a start has other places than the one before, copies in memory are deleted on all hosts: a
+    host that comes back could have some of steps that the others have taken again.
     Other code, other numbers and a workdir that is not shared are refused, with the reason, before
     anything is started.
 """
@@ -13,6 +18,7 @@ Guarantees:
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import threading
 import time
@@ -22,9 +28,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meshdsl.training.exit_codes import FAILED
+from meshdsl.training.exit_codes import FAILED, NOTICE, UNFINISHED
 from meshdsl.training.launching.children import Child, how_ended
 from meshdsl.training.launching.crew import Command, Job, Missing, meeting_flags
+from meshdsl.training.launching.elastic import Elastic
 from meshdsl.training.launching.lines import Line
 from meshdsl.training.processes.meeting import address_of, listed, listening
 
@@ -44,12 +51,14 @@ class Terms:
         total: how many processes the job has.
         code: the version of this package's code.
         silence: seconds without a word after which a host is gone.
+        elastic: how fewer processes go on; None: they wait.
     """
 
     coordinator: str
     total: int
     code: str
     silence: float
+    elastic: Elastic | None = None
 
     @property
     def meeting(self) -> str:
@@ -64,7 +73,7 @@ class RemoteProcess:
 
     number: int
     member: _Member
-    shown: bool = False
+    shown: bool
     began: float = field(default_factory=time.monotonic)
     code: int | None = None
     ended: Callable[[Any], None] | None = None
@@ -102,12 +111,18 @@ class RemoteProcess:
 
 @dataclass(eq=False)
 class _Member:
-    """The supervisor of another host, as it has said."""
+    """The supervisor of another host, as it has said.
+
+    Attributes:
+        leaves: its host is about to be taken away, or has told it to end.
+    """
 
     line: Line
     numbers: range
     host: str
     own_id: str
+    spare: bool
+    leaves: int = 0
     running: dict[int, RemoteProcess] = field(default_factory=dict)
 
 
@@ -119,6 +134,8 @@ class Hosts:
         command: returns the command line of a process of this host, given its own flags.
         environment: the variables of the processes of this host.
         patience: seconds for which it waits for hosts, before the first start and between two.
+        shrink_after: seconds after which fewer processes, or spare hosts, go on.
+        copies: this host's folder of copies in memory.
         report: takes the lines that say who is missing.
 
     Raises:
@@ -134,7 +151,13 @@ class Hosts:
         workdir: Path,
         patience: tuple[float, float],
         report: Callable[[str], None],
+        shrink_after: float = 0.0,
+        copies: Path | None = None,
     ) -> None:
+        self._shrink_after = shrink_after
+        self._copies = copies
+        self._taken: list[tuple[str, int]] = []  # the places of the last start
+        self._counts = [terms.total] if terms.elastic is None else terms.elastic.counts()
         self._terms = terms
         self._numbers = numbers
         self._command = command
@@ -160,8 +183,9 @@ class Hosts:
         patience = self._patience[self._starts > 1]
         report_at = began + _REPORT_AFTER
         with self._changed:
-            while not job.ending and (missing := self._missing()):
-                now = time.monotonic()
+            self._dismiss_leaving()
+            while not (count := self._count(time.monotonic() - began)) and not job.ending:
+                now, missing = time.monotonic(), self._missing()
                 if now > began + patience:
                     raise Missing(
                         f"{listed(missing)}: no supervisor came for them within {patience:g} s to "
@@ -172,12 +196,73 @@ class Hosts:
                     self._report(f"waiting for the hosts of {listed(missing)}")
                     report_at = now + _REPORT_EVERY
                 self._changed.wait(_POLL)
-            processes: list[Child | RemoteProcess] = []
-            processes += [Child(number, number == self._numbers[0]) for number in self._numbers]
-            for member in self._members:
-                member.running = {n: RemoteProcess(n, member) for n in member.numbers}
-                processes += member.running.values()
-        return sorted(processes, key=lambda process: process.number)
+            return self._take(self._places()[:count])
+
+    def _count(self, waited: float) -> int:
+        """Returns how many processes start now; 0: it waits for more places.
+
+        The first start waits for the hosts with numbers, even where spare ones are there.
+        """
+        there = len(self._places())
+        after = waited >= self._shrink_after
+        if there >= self._terms.total and (after or self._starts > 1 or not self._missing()):
+            return self._terms.total
+        return self._most() if after and self._terms.elastic else 0
+
+    def _most(self) -> int:
+        """Returns the largest number of processes for which there are places."""
+        there = len(self._places())
+        return next((count for count in self._counts if count <= there), 0)
+
+    def _places(self) -> list[tuple[_Member | None, int]]:
+        """Returns the places of all hosts in their order; None: this host."""
+        places: list[tuple[_Member | None, int]] = [(None, n) for n in self._numbers]
+        members = [member for member in self._members if not member.leaves]
+        for member in sorted(members, key=lambda one: (one.spare, one.numbers[0])):
+            places += [(member, n) for n in member.numbers]
+        return places
+
+    def _take(self, places: Sequence[tuple[_Member | None, int]]) -> list[Child | RemoteProcess]:
+        """Returns processes in some places, numbered anew."""
+        taken = [("" if member is None else member.own_id, n) for member, n in places]
+        if self._taken and taken != self._taken:
+            self._forget()
+        self._taken = taken
+        processes: list[Child | RemoteProcess] = []
+        hosts: set[_Member | None] = set()
+        for each in self._members:
+            each.running = {}
+        for number, (member, _) in enumerate(places):
+            shown = member not in hosts
+            hosts.add(member)
+            if member is None:
+                processes.append(Child(number, shown))
+            else:
+                member.running[number] = RemoteProcess(number, member, shown)
+                processes.append(member.running[number])
+        if self._terms.elastic is not None and 0 < len(places) < self._terms.total:
+            self._report(
+                f"going on with {len(places)} of {self._terms.total} processes, on the mesh "
+                f"{self._terms.elastic.mesh_of(len(places))}, until others are there"
+            )
+        return processes
+
+    def _forget(self) -> None:
+        """Deletes copies in memory, on all hosts."""
+        if self._copies is not None:
+            shutil.rmtree(self._copies, ignore_errors=True)
+        for member in self._members:
+            member.line.send(forget=True)
+
+    def _dismiss_leaving(self) -> None:
+        """Lets hosts go whose processes have saved their state."""
+        for member in [member for member in self._members if member.leaves]:
+            member.line.send(over=UNFINISHED if member.leaves == NOTICE else 128 + member.leaves)
+            self._members.remove(member)
+
+    def grows(self) -> bool:
+        with self._changed:
+            return self._most() > len(self._taken)
 
     def begin(
         self,
@@ -185,14 +270,20 @@ class Hosts:
         variables: Mapping[str, str],
         ended: Callable[[Any], None],
     ) -> None:
-        flags = meeting_flags(process.number, self._terms.total, self._terms.meeting)
+        count = len(self._taken)
+        flags = meeting_flags(process.number, count, self._terms.meeting)
+        if self._terms.elastic is not None:
+            flags += self._terms.elastic.flags(count)
+            variables = {**variables, **self._terms.elastic.variables}
         if isinstance(process, Child):
             process.start(self._command(flags), ended, {**self._environment, **variables})
             return
         with self._changed:
             process.ended, process.began = ended, time.monotonic()
             gone = process.member not in self._members
-        process.member.line.send(start=process.number, flags=flags, variables=dict(variables))
+        process.member.line.send(
+            start=process.number, shown=process.shown, flags=flags, variables=dict(variables)
+        )
         if gone:  # it left after the others were counted
             process.over(FAILED, [], lost=True)
 
@@ -205,7 +296,8 @@ class Hosts:
             member.line.close()
 
     def _missing(self) -> list[int]:
-        there = {*self._numbers, *(n for member in self._members for n in member.numbers)}
+        numbered = [member for member in self._members if not (member.spare or member.leaves)]
+        there = {*self._numbers, *(n for member in numbered for n in member.numbers)}
         return sorted({*range(self._terms.total)} - there)
 
     def _accept(self) -> None:
@@ -227,6 +319,7 @@ class Hosts:
                 range(hello["first"], hello["first"] + hello["processes"]),
                 str(hello["host"]),
                 str(hello["id"]),
+                bool(hello["spare"]),
             )
             refusal = self._refusal(hello, member)
         except (KeyError, TypeError, ValueError):  # not one of ours
@@ -242,7 +335,11 @@ class Hosts:
                 if process is not None:
                     process.over(message["code"], message["lines"])
             elif "told" in message and self._job is not None:
-                self._job.tell(message["told"])
+                if self._can_lose(member):
+                    member.leaves = message["told"]
+                    self._job.renew()
+                else:
+                    self._job.tell(message["told"])
         with self._changed:
             if member in self._members:
                 self._members.remove(member)
@@ -250,10 +347,18 @@ class Hosts:
         for process in member.running.values():
             process.over(FAILED, [], lost=True)
 
+    def _can_lose(self, member: _Member) -> bool:
+        """Whether the job goes on without a host that is told to end."""
+        left = len(self._places()) - (0 if member.leaves else len(member.numbers))
+        return any(count <= left for count in self._counts)
+
     def _refusal(self, hello: Mapping[str, Any], new: _Member) -> str:
         """Adds a supervisor that has come, or returns why it cannot take part."""
         first, last = new.numbers[0], new.numbers[-1]
         terms = self._terms
+        elastic = None if terms.elastic is None else terms.elastic.axis
+        if hello["elastic"] != elastic:
+            return f"--elastic_axis is {hello['elastic']} on {new.host} and {elastic} here"
         if hello["total"] != terms.total:
             return f"--num_processes is {hello['total']} on {new.host} and {terms.total} here"
         if hello["code"] != terms.code:
@@ -271,14 +376,15 @@ class Hosts:
                 self._members.remove(old)  # it has come again before its old connection broke
                 old.line.close()
             taken = {n: "the first host" for n in self._numbers}
-            taken |= {n: member.host for member in self._members for n in member.numbers}
-            twice = [n for n in new.numbers if n in taken]
+            for member in self._members:
+                taken |= {} if member.spare else {n: member.host for n in member.numbers}
+            twice = [] if new.spare else [n for n in new.numbers if n in taken]
             if twice:
                 return (
                     f"{listed(twice)}: {taken[twice[0]]} has the same. Give the supervisor on "
                     f"{new.host} another --first_process"
                 )
-            if last >= terms.total or first < 0:
+            if not new.spare and (last >= terms.total or first < 0):
                 return f"process {last} goes beyond the {terms.total} of --num_processes"
             self._members.append(new)
             self._changed.notify_all()

@@ -11,6 +11,7 @@ Guarantees:
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import time
@@ -43,6 +44,8 @@ class Member:
         environment: the variables of the processes.
         patience: seconds for which it looks for the first supervisor, at first and after a loss.
         report: takes each line that it writes.
+        copies: this host's folder of copies in memory.
+        spare: whether this host waits until another one is lost.
     """
 
     terms: Terms
@@ -52,6 +55,8 @@ class Member:
     workdir: Path
     patience: tuple[float, float]
     report: Callable[[str], None]
+    copies: Path | None = None
+    spare: bool = False
     children: dict[int, Child] = field(default_factory=dict)
     _line: Line | None = None
     _told: int | None = None
@@ -116,6 +121,8 @@ class Member:
             first=self.numbers[0],
             processes=len(self.numbers),
             total=self.terms.total,
+            elastic=None if self.terms.elastic is None else self.terms.elastic.axis,
+            spare=self.spare,
             code=self.terms.code,
             host=socket.gethostname(),
             token=self._token(),
@@ -125,7 +132,9 @@ class Member:
                 raise ValueError(f"the first supervisor refuses this one: {message['refused']}")
             if "over" in message:
                 return int(message["over"])
-            if "start" in message:
+            if "forget" in message and self.copies is not None:
+                shutil.rmtree(self.copies, ignore_errors=True)
+            elif "start" in message:
                 self._start(line, message)
             elif message.get("signal") is not None and message["process"] in self.children:
                 self.children[message["process"]].send(message["signal"])
@@ -135,7 +144,7 @@ class Member:
 
     def _start(self, line: Line, message: Mapping[str, Any]) -> None:
         number = message["start"]
-        child = self.children[number] = Child(number, shown=number == self.numbers[0])
+        child = self.children[number] = Child(number, message["shown"])
 
         def ended(child: Child) -> None:
             line.send(ended=child.number, code=child.code, lines=child.lines())

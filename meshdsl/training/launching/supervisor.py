@@ -33,6 +33,8 @@ from meshdsl.training.launching.job_time import START
 _PARTING = 90.0  # seconds in which the others end after the first has ended as it should
 _FIRST_DELAY = 1.0  # seconds before a restart without a checkpoint since the last; doubles then
 _LONGEST_DELAY = 60.0  # seconds before any restart
+_NOTICED = () if NOTICE is None else (-NOTICE,)  # of a process that does not listen to it yet
+_GROWS = "more processes have come: all save their state and start again, with them"
 _POLL = 0.5  # seconds between two looks at the time
 _OUT_OF_MEMORY = "; if nobody killed it, the host may have run out of memory (see dmesg)"
 
@@ -65,6 +67,7 @@ class Supervisor:
     processes: Sequence[Process] = ()
     start: int = 0
     _told: int | None = None  # the signal that ends the job
+    _renewing: bool = False
     _got: int | None = None  # the last signal that came to this supervisor itself
     _wakes: threading.Event = field(default_factory=threading.Event)
     _restarts: deque[float] = field(default_factory=deque)
@@ -93,7 +96,6 @@ class Supervisor:
         began = time.monotonic()
         down_since: float | None = None
         while True:
-            reached = newest(self.launch.workdir, self.launch.host_copies)
             try:
                 processes = self.launch.crew.assemble(self)
             except Missing as missing:
@@ -103,10 +105,16 @@ class Supervisor:
                 return FAILED
             if self._told is not None:
                 return self._exit_code(-self._told)
+            reached = newest(self.launch.workdir, self.launch.host_copies)
             first = self._started(processes, events, reached, down_since)
             since = time.time()
             down_since = time.monotonic()
             assert first.code is not None
+            if self._renewing and first.code in (UNFINISHED, *_NOTICED) and self._told is None:
+                self._renewing = False
+                events.write("renewed", start=self.start)
+                continue
+            self._renewing = False
             if self._is_final(first.code):
                 events.write("ended", start=self.start, code=first.code)
                 self._recovered(first_step(events.file, self.start))
@@ -131,6 +139,13 @@ class Supervisor:
             self._wakes.set()
             for process in self.processes:
                 process.send(number)
+
+    def renew(self) -> None:
+        """Has all processes save their state and end, so that others can start."""
+        if not self._renewing and NOTICE is not None and self._told is None:
+            self._renewing = True
+            for process in self.processes:
+                process.send(NOTICE)
 
     def _started(
         self,
@@ -173,6 +188,7 @@ class Supervisor:
             try:
                 process = ends.get(timeout=_POLL)
             except queue.Empty:
+                self._grow()
                 continue
             assert process.code is not None
             if not self._is_final(process.code):
@@ -180,6 +196,14 @@ class Supervisor:
             ended.append(process)
             deadline = min(deadline, time.monotonic() + _PARTING)
         return next((process for process in ended if process.code != DONE), ended[0])
+
+    def _grow(self) -> None:
+        """Starts anew with more processes, once the ones that run have taken a step."""
+        if self._renewing or not self.launch.crew.grows():
+            return
+        if first_step(self.launch.workdir / NAME, self.start) is not None:
+            self.launch.report(_GROWS)
+            self.renew()
 
     def _is_final(self, code: int) -> bool:
         """Whether a start that ended with this code is the last one."""

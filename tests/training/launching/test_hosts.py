@@ -21,7 +21,8 @@ from meshdsl.training.launching.lines import Line
 SUPERVISOR = """
 import json, os, sys
 from pathlib import Path
-from meshdsl.training.launching.crew import OneHost
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.training.launching.elastic import Elastic
 from meshdsl.training.launching.hosts import Hosts, Terms
 from meshdsl.training.launching.member import Member
 from meshdsl.training.launching.supervisor import Launch, Supervisor
@@ -36,17 +37,23 @@ def say(text):
 def command(own):
     start = "import os, signal, sys, time; number = int(sys.argv[2]); folder = sys.argv[1]\\n"
     start += "start = int(os.environ['MESHDSL_LAUNCH_START'])\\n"
-    start += "open(f'{folder}/{start}.{number}', 'w').write(str(os.getpid()))\\n"
+    start += "file = f'{folder}/{start}.{number}'\\n"
+    start += "open(file + '.flags', 'w').write(' '.join(sys.argv[3:]))\\n"
+    start += "open(file, 'w').write(str(os.getpid()))\\n"
     number = own[0].removeprefix("--process_id=")
-    return [sys.executable, "-c", start + given["program"], str(folder), number]
+    return [sys.executable, "-c", start + given["program"], str(folder), number, *own]
 
-terms = Terms(f"localhost:{given['port']}", given["total"], given["code"], given["silence"])
+elastic = Elastic(Mesh.parse("data:6"), "data", 3, 12) if given["elastic"] else None
+where = f"localhost:{given['port']}"
+terms = Terms(where, given["total"], given["code"], given["silence"], elastic)
+copies = folder / f"copies.{given['first']}"
 rest = command, os.environ, Path(given["workdir"]), (given["patience"], 60.0), say
 try:
     if given["first"]:
-        code = Member(terms, numbers, *rest).run()
+        code = Member(terms, numbers, *rest, copies, given["spare"]).run()
     else:
-        code = Supervisor(Launch(Hosts(terms, numbers, *rest), folder, 5, 60.0, say)).run()
+        crew = Hosts(terms, numbers, *rest, given["shrink_after"], copies)
+        code = Supervisor(Launch(crew, folder, 5, 60.0, say)).run()
 except ValueError as error:
     say(error)
     code = 2
@@ -72,6 +79,9 @@ def job(tmp_path):
         "patience": 60.0,
         "processes": 1,
         "program": "",
+        "elastic": False,
+        "shrink_after": 1.0,
+        "spare": False,
     }
     started = []
 
@@ -240,6 +250,78 @@ def test_what_is_no_supervisor_does_no_harm(job):
                 pass
     second = job(2, port=port)
     assert (first.wait(90), second.wait(90)) == (0, 0)
+
+
+ELASTIC = """
+def stop(got, frame): os._exit(75)
+signal.signal(signal.SIGUSR1, stop)
+end = f"{folder}/end"
+if number == 0:
+    line = {"time": 0, "event": "stepped", "start": start}
+    open(f"{folder}/launch.jsonl", "a").write(json.dumps(line) + "\\n")
+open(f"{folder}/ready.{start}.{number}", "w")
+while not os.path.exists(end): time.sleep(0.02)
+"""
+
+
+def flags(folder, start, number):
+    process(folder, start, number)
+    return (folder / f"{start}.{number}.flags").read_text().split()
+
+
+def test_fewer_hosts_go_on_and_more_when_one_comes_back(job, tmp_path):
+    given = {"program": "import json\n" + ELASTIC, "elastic": True}
+    for name in (0, 1):
+        (tmp_path / f"copies.{name}").mkdir()
+    first, second, third = (job(n, **given) for n in range(3))
+    wait_for(lambda: all((tmp_path / f"ready.1.{n}").exists() for n in range(3)))
+    assert not any("mesh_shape" in flag for flag in flags(tmp_path, 1, 2))
+    third.kill()
+    os.kill(process(tmp_path, 1, 2), signal.SIGKILL)
+    assert flags(tmp_path, 2, 1)[1:2] == ["--num_processes=2"]
+    assert flags(tmp_path, 2, 1)[3:] == ["--mesh_shape=data:4", "--microbatches=2"]
+    assert not (tmp_path / "2.2").exists()
+    assert not any((tmp_path / f"copies.{n}").exists() for n in (0, 1))  # of another mesh
+    third = job(2, **given)
+    assert flags(tmp_path, 3, 2)[1:2] == ["--num_processes=3"]
+    wait_for(lambda: all((tmp_path / f"ready.3.{n}").exists() for n in range(3)))
+    (tmp_path / "end").touch()
+    assert [one.wait(90) for one in (first, second, third)] == [0, 0, 0]
+    text = first.stderr.read()
+    assert "going on with 2 of 3 processes, on the mesh data:4, until others are there" in text
+    assert "more processes have come: all save their state and start again, with them" in text
+    kinds = [json.loads(line)["event"] for line in (tmp_path / NAME).read_text().splitlines()]
+    assert [kind for kind in kinds if kind != "stepped"] == (
+        ["started", "failed", "started", "renewed", "started", "ended"]
+    )
+
+
+def test_a_spare_host_takes_the_place_of_a_lost_one_at_once(job, tmp_path):
+    given = {"program": "import json\n" + ELASTIC, "shrink_after": 30.0}
+    first, second, spare = job(0, **given), job(1, processes=2, **given), None
+    wait_for(lambda: (tmp_path / "ready.1.2").exists())
+    spare = job(3, processes=2, spare=True, **given)
+    time.sleep(2)
+    second.kill()
+    began = time.monotonic()
+    for number in (1, 2):
+        os.kill(process(tmp_path, 1, number), signal.SIGKILL)
+    assert flags(tmp_path, 2, 2)[:2] == ["--process_id=2", "--num_processes=3"]
+    assert time.monotonic() - began < 20
+    (tmp_path / "end").touch()
+    assert (first.wait(90), spare.wait(90)) == (0, 0)
+
+
+def test_a_host_that_is_taken_away_leaves_the_others_a_saved_state(job, tmp_path):
+    given = {"program": "import json\n" + ELASTIC, "elastic": True}
+    first, second, third = (job(n, **given) for n in range(3))
+    wait_for(lambda: all((tmp_path / f"ready.1.{n}").exists() for n in range(3)))
+    third.terminate()
+    assert third.wait(90) == 143
+    assert flags(tmp_path, 2, 1)[1:2] == ["--num_processes=2"]
+    (tmp_path / "end").touch()
+    assert (first.wait(90), second.wait(90)) == (0, 0)
+    assert "failure" not in first.stderr.read()
 
 
 def reached(port):
