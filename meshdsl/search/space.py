@@ -232,6 +232,8 @@ def structure_of(mesh: Mesh | None, layout: Layout, facts: Facts) -> Structure:
         plain = [rule for rule in layout.rules if axis in rule.axes and not rule.scope]
         splits = tuple(rule.dim for rule in plain if not rule.optional)
         optional = tuple(rule.dim for rule in plain if rule.optional)
+        if not splits:  # `batch:data+expert?` is optional for the sake of one of its axes
+            splits, optional = optional, ()
         if not any(axis in rule.axes for rule in layout.rules):
             continue
         kind: Kind = "weights"

@@ -199,3 +199,19 @@ def test_casts_of_weights_may_run_once_for_all_microbatches():
     ]
     assert casts == [1, 1, 1]
     assert step_seconds(program, search.hardware) >= search.estimated(row).bound
+
+
+def test_a_given_layout_has_the_bound_of_the_point_that_has_it():
+    """Its structure is read off its rules, in which a rule may be optional for one of its axes."""
+    step = named("mixtral_mini", 16, 128, optimizer=AdamW(1e-3))
+    search = Search(step, "v5p", 8)
+    rows = [row for row in search.candidates()[0] if "batch:data+expert?" in str(row.point.layout)]
+    stored = [row for row in rows if row.point.structure.storage == "params"]
+    assert stored
+    for row in stored:
+        point = row.point
+        given = Search(step, "v5p", point.mesh, point.layout, closed=True)
+        ((other, *_), _, _) = given.candidates()
+        assert other.bound <= 1.001 * row.bound, point
+        program = search.program(point.mesh, point.layout, point.variant)
+        assert step_seconds(program, search.hardware) >= 0.999 * given.estimated(other).bound
