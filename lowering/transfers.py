@@ -6,7 +6,8 @@ of TPUs it is written tensor by tensor, and libtpu joins none of them (0.0.52, b
 * Gathers and scatters among `MANY` devices or more take two steps, within groups of neighbours and
   then across them, and one step for each axis if there are several: a gather on all chips of a
   three-dimensional torus would be an all_reduce (see `backends.jax.torus_moves`).
-* Small tensors of a joined gather or scatter travel in one buffer.
+* Small tensors of a joined gather or scatter travel in one buffer, and so do small sums, for each
+  of which the device would wait.
 * A step whose result is smaller than a tile is an all_reduce, for which the device waits. So it
   does for an all_reduce of less than `Hardware.offloaded` bytes.
 
@@ -30,6 +31,7 @@ MANY = 64  # the least number of devices that may be all chips of a torus
 LANES = 128  # numbers in a row of a TPU's tile
 TILE_COLUMN = 32  # bytes in a column of a tile: 8 numbers of 4 bytes, 16 of 2
 TILE = LANES * TILE_COLUMN  # bytes
+SUM = 64 * 2**10  # bytes of a sum from which on it does not share a buffer
 SHARDED = ("all_gather", "reduce_scatter")
 
 
@@ -69,12 +71,16 @@ def steps_of(mesh: Mesh, axes: Sequence[str], many: int = MANY) -> list[Step]:
 
 def packed(parts: Sequence[Instruction]) -> list[int]:
     """Returns the numbers of the tensors of a joined collective that share a buffer on a torus."""
-    small = [
-        number
-        for number, part in enumerate(parts)
-        if part.op in SHARDED and min(part.inputs[0].bytes, part.outputs[0].bytes) < TILE
-    ]
+    small = [number for number, part in enumerate(parts) if _is_small(part)]
     return small if len(small) > 1 else []
+
+
+def _is_small(part: Instruction) -> bool:
+    """Whether a tensor of a joined collective takes a transfer's latency more than its bytes."""
+    least = min(part.inputs[0].bytes, part.outputs[0].bytes)
+    if part.op in SHARDED:
+        return least < TILE
+    return part.op == "all_reduce" and least < SUM
 
 
 @dataclass(frozen=True, eq=False, slots=True)

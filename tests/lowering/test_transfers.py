@@ -80,6 +80,16 @@ def test_small_sums_make_the_device_wait_and_large_ones_travel():
     assert Counter(event.asynchronous for event, _ in events) == {True: 2, False: 1}
 
 
+def test_small_sums_share_a_buffer():
+    program = reduced("data:64", "batch:data", one=KIB, two=2 * KIB, three=2**20, four=16 * KIB)
+    (joined,) = collectives(program)
+    chains = chains_of(joined, program.mesh, V5P)
+    assert sorted(len(chain.outputs) for chain in chains) == [1, 1, 2]
+    (small,) = (chain for chain in chains if len(chain.outputs) == 2)
+    (sent,) = small.transfers
+    assert sent.alone and sent.wire_bytes == 2 * 63 / 64 * 3 * 4 * KIB
+
+
 def test_a_step_with_less_than_a_tile_is_no_gather():
     program = gathered("data:64", "tiny:data", tiny=64)
     (one,) = collectives(program)

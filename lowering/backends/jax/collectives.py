@@ -5,9 +5,10 @@ CPU a collective costs some 25 µs, so small tensors are sent in one buffer. 12 
 four devices take 60 % of the time, tensors of 64 KiB 65 to 95 %; from 256 KiB on, the copies cost
 more than they save.
 
-On TPU the small tensors of a joined gather or scatter are sent in one buffer, too, and the buffer
-fills tiles: shards of less than a tile become synchronous all_reduces there, one or two for each
-tensor. A single one stays: as a reduce_scatter beside the work it would take turns with large ones.
+On TPU the small tensors of a joined gather, scatter or sum are sent in one buffer, too. That of a
+gather or scatter fills tiles: shards of less than a tile become synchronous all_reduces there, one
+or two for each tensor. A single one stays: as a reduce_scatter beside the work it would take turns
+with large ones.
 
 XLA:CPU copies along the first dim in half the time. Along another dim it copies runs of a few KiB
 (256 by 1,024 numbers in 4 blocks: 0.6 of the time for a gather, 0.4 for a scatter; runs of 32 KiB:

@@ -121,6 +121,20 @@ def test_tensors_of_less_than_a_tile_are_sent_together_in_entire_tiles(mesh, axe
     joined = [(one.op, len(one.parts)) for one in block.instructions if one.is_collective]
     assert sorted(joined) == [("all_gather", len(w)), ("reduce_scatter", len(w))]
 
+    run = on_a_torus(program)
+    given = [np.asarray(each) for each in (*w.values(), *x.values())]
+    text = str(jax.make_jaxpr(run)(*given))
+    sent = len(sizes) if "large" in sizes else 1
+    assert text.count("= all_gather[") == text.count("= reduce_scatter[") == sent
+    for name, found in zip(w, jax.jit(run)(*given), strict=True):
+        want = 2 * np.asarray(w[name]) * np.square(np.asarray(x[name])).sum(0)
+        np.testing.assert_allclose(found, want, rtol=1e-5)
+
+
+def on_a_torus(program):
+    """Returns a program as TPUs would run it, for virtual devices."""
+    block = program.block
+
     def local(*arrays):
         return tuple(Machine(program.mesh, EMITTERS, torus=True).run(block, arrays))
 
@@ -129,14 +143,28 @@ def test_tensors_of_less_than_a_tile_are_sent_together_in_entire_tiles(mesh, axe
         tuple(partition_spec(value.shape, value.layout) for value in values)
         for values in (block.inputs, block.outputs)
     ]
-    run = jax.shard_map(local, mesh=laid, in_specs=specs[0], out_specs=specs[1], check_vma=False)
-    given = [np.asarray(each) for each in (*w.values(), *x.values())]
-    text = str(jax.make_jaxpr(run)(*given))
-    sent = len(sizes) if "large" in sizes else 1
-    assert text.count("= all_gather[") == text.count("= reduce_scatter[") == sent
-    for name, found in zip(w, jax.jit(run)(*given), strict=True):
-        want = 2 * np.asarray(w[name]) * np.square(np.asarray(x[name])).sum(0)
-        np.testing.assert_allclose(found, want, rtol=1e-5)
+    return jax.shard_map(local, mesh=laid, in_specs=specs[0], out_specs=specs[1], check_vma=False)
+
+
+@pytest.mark.parametrize(("kind", "sum_of"), [("psum", np.sum), ("pmax", np.max)])
+def test_sums_of_less_than_a_sparse_core_gets_are_sent_together(kind, sum_of):
+    """The device would wait for each."""
+    rows, *dims = md.dims(rows=16, a=24, b=8, large=2**14)
+    reduce = {"psum": md.sum, "pmax": md.max}[kind]
+    x = {dim.name: random([rows, dim]) for dim in dims}
+    x["c"] = random([rows, *md.dims(d=2, e=3)])
+    x = dict(sorted(x.items()))  # in the order of the program's inputs
+
+    def f(x):
+        return {name: reduce(each, "rows") for name, each in x.items()}
+
+    lowered = md.jit(f, "data:8", "rows:data").lower(x)
+    (joined,) = (one for one in lowered.block.instructions if one.is_collective)
+    assert len(joined.parts) == 4
+    run, given = on_a_torus(lowered), [np.asarray(each) for each in x.values()]
+    assert str(jax.make_jaxpr(run)(*given)).count(f"= {kind}") == 2
+    for each, found in zip(given, jax.jit(run)(*given), strict=True):
+        np.testing.assert_allclose(found, sum_of(each, 0), rtol=1e-5, atol=1e-5)
 
 
 @needs_libtpu
