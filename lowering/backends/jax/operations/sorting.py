@@ -30,12 +30,25 @@ def _top_k(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     """Returns the largest numbers, in descending order, and their indices."""
     at = instruction.inputs[0].local.position(parameters_of(instruction, AlongDim)["dim"])
     x = jnp.moveaxis(jnp.asarray(inputs[0]), at, -1)
-    # Floats are compared as integers: these have no NaN, and only one zero.
-    keys = to_key(jnp.where(x == 0, 0, x), "max") if is_float(x.dtype) else x
     count = instruction.outputs[0].local.get(parameters_of(instruction, TopK)["into"]).size
-    _, indices = lax.top_k(keys, count)
+    indices = _largest_floats(x, count) if is_float(x.dtype) else lax.top_k(x, count)[1]
     values = jnp.take_along_axis(x, indices, -1)
     return jnp.moveaxis(values, -1, at), jnp.moveaxis(indices.astype(jnp.int32), -1, at)
+
+
+def _largest_floats(x: Any, count: int) -> Any:
+    """Returns the indices of the largest floats: NaN first, and zeros of both signs as equal."""
+    x = jnp.where(x == 0, 0, x)  # of one sign
+
+    def by_keys(x: Any) -> Any:  # integers have no NaN
+        return lax.top_k(to_key(x, "max"), count)[1]
+
+    def by_floats(x: Any) -> Any:
+        wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+        return lax.cond(jnp.isnan(x).any(), by_keys, lambda x: lax.top_k(x, count)[1], wide)
+
+    # XLA has fast code for floats alone, on CPUs and GPUs: 85 times as fast for 50,257 of them.
+    return lax.platform_dependent(x, cpu=by_floats, cuda=by_floats, default=by_keys)
 
 
 EMITTERS: Mapping[str, Emitter] = {
