@@ -125,7 +125,11 @@ FLAGS: dict[str, Flag] = {
         whole(0),
         "How often `launch` starts all processes again within the --restart_window.",
     ),
-    "restart_window": ("1h", duration, "The time in which --max_restarts are counted."),
+    "restart_window": (
+        "1h",
+        duration,
+        "The time in which --max_restarts are counted, and for which a lost host is waited for.",
+    ),
     "elastic_axis": (
         None,
         str,

@@ -77,12 +77,17 @@ class Child:
         if self._process is not None:
             self._process.send_signal(number)
 
+    def stop(self) -> None:
+        """Ends it and all that it has started."""
+        if self._process is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
     def kill(self) -> None:
         """Ends it and all that it has started, and waits until it has ended."""
+        self.stop()
         if self._process is None:
             return
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         if self._reader is not None:
             self._reader.join(_DRAINING)

@@ -28,6 +28,9 @@ class Process(Protocol):
     def send(self, number: int) -> None:
         """Sends it a signal."""
 
+    def stop(self) -> None:
+        """Begins to end it."""
+
     def kill(self) -> None:
         """Ends it, and waits until it has ended."""
 
@@ -43,7 +46,7 @@ class Job(Protocol):
 
     @property
     def ending(self) -> bool:
-        """Whether the job has been told to end, so that waiting is of no use."""
+        """Whether a signal has ended the job, so that waiting is of no use."""
 
     def tell(self, number: int) -> None:
         """Has every process get a signal that came to another host."""

@@ -39,6 +39,7 @@ TOKEN = "launch.id"  # the file by which supervisors see that they share the wor
 _REPORT_AFTER = 5.0  # seconds of waiting before the first report
 _REPORT_EVERY = 30.0  # seconds between reports
 _POLL = 0.2  # seconds between two looks at who has come
+_SILENT = 5.0  # seconds without a beat after which a host that comes again is taken
 _PARTING = 15.0  # seconds in which another host kills a process
 
 
@@ -69,9 +70,14 @@ class Terms:
 
 @dataclass(eq=False)
 class RemoteProcess:
-    """A process on another host."""
+    """A process on another host.
+
+    Attributes:
+        start: the number of the start that it is of. Messages about others are ignored.
+    """
 
     number: int
+    start: int
     member: _Member
     shown: bool
     began: float = field(default_factory=time.monotonic)
@@ -79,16 +85,21 @@ class RemoteProcess:
     ended: Callable[[Any], None] | None = None
     _lines: list[str] = field(default_factory=list)
     _lost: bool = False
-    _over: threading.Event = field(default_factory=threading.Event)
+    _deadline: float = 0.0
+    _has_ended: threading.Event = field(default_factory=threading.Event)
 
     def send(self, number: int) -> None:
         if self.code is None:
-            self.member.line.send(signal=number, process=self.number)
+            self.member.line.send(signal=number, process=self.number, of=self.start)
+
+    def stop(self) -> None:
+        if self.ended is not None and self.code is None:
+            self.member.line.send(kill=self.number, of=self.start)
+            self._deadline = time.monotonic() + _PARTING
 
     def kill(self) -> None:
         if self.ended is not None and self.code is None:
-            self.member.line.send(kill=self.number)
-            self._over.wait(_PARTING)
+            self._has_ended.wait(max(0.0, self._deadline - time.monotonic()))
 
     def lines(self) -> list[str]:
         return self._lines
@@ -99,12 +110,12 @@ class RemoteProcess:
             return f"is lost: nothing is heard of its supervisor{where}"
         return how_ended(self.code) + where
 
-    def over(self, code: int, lines: Sequence[str], lost: bool = False) -> None:
+    def note_end(self, code: int, lines: Sequence[str], lost: bool = False) -> None:
         """Notes how it ended."""
         if self.code is not None:
             return
         self.code, self._lines, self._lost = code, [*lines], lost
-        self._over.set()
+        self._has_ended.set()
         if self.ended is not None:
             self.ended(self)
 
@@ -114,7 +125,8 @@ class _Member:
     """The supervisor of another host, as it has said.
 
     Attributes:
-        leaves: its host is about to be taken away, or has told it to end.
+        leaving: the signal by which its host is to end; 0: none.
+        running: its processes in the start at hand, by their numbers.
     """
 
     line: Line
@@ -122,7 +134,7 @@ class _Member:
     host: str
     own_id: str
     spare: bool
-    leaves: int = 0
+    leaving: int = 0
     running: dict[int, RemoteProcess] = field(default_factory=dict)
 
 
@@ -156,6 +168,7 @@ class Hosts:
     ) -> None:
         self._shrink_after = shrink_after
         self._copies = copies
+        self._lost_at = time.monotonic()  # when a host was lost last, or the job began
         self._taken: list[tuple[str, int]] = []  # the places of the last start
         self._counts = [terms.total] if terms.elastic is None else terms.elastic.counts()
         self._terms = terms
@@ -183,8 +196,10 @@ class Hosts:
         patience = self._patience[self._starts > 1]
         report_at = began + _REPORT_AFTER
         with self._changed:
+            for member in self._members:
+                member.running = {}
             self._dismiss_leaving()
-            while not (count := self._count(time.monotonic() - began)) and not job.ending:
+            while not (count := self._count()) and not job.ending:
                 now, missing = time.monotonic(), self._missing()
                 if now > began + patience:
                     raise Missing(
@@ -196,15 +211,15 @@ class Hosts:
                     self._report(f"waiting for the hosts of {listed(missing)}")
                     report_at = now + _REPORT_EVERY
                 self._changed.wait(_POLL)
-            return self._take(self._places()[:count])
+            return [] if job.ending else self._take(self._places()[:count])
 
-    def _count(self, waited: float) -> int:
+    def _count(self) -> int:
         """Returns how many processes start now; 0: it waits for more places.
 
         The first start waits for the hosts with numbers, even where spare ones are there.
         """
         there = len(self._places())
-        after = waited >= self._shrink_after
+        after = time.monotonic() - self._lost_at >= self._shrink_after
         if there >= self._terms.total and (after or self._starts > 1 or not self._missing()):
             return self._terms.total
         return self._most() if after and self._terms.elastic else 0
@@ -215,10 +230,18 @@ class Hosts:
         return next((count for count in self._counts if count <= there), 0)
 
     def _places(self) -> list[tuple[_Member | None, int]]:
-        """Returns the places of all hosts in their order; None: this host."""
+        """Returns the places of all hosts in their order; None: this host.
+
+        Those of the last start come first, since copies in memory are of these.
+        """
+        before = {own_id: at for at, (own_id, _) in enumerate(self._taken)}
+        members = [member for member in self._members if not member.leaving]
+
+        def order(member: _Member) -> tuple[int, bool, int]:
+            return before.get(member.own_id, len(before)), member.spare, member.numbers[0]
+
         places: list[tuple[_Member | None, int]] = [(None, n) for n in self._numbers]
-        members = [member for member in self._members if not member.leaves]
-        for member in sorted(members, key=lambda one: (one.spare, one.numbers[0])):
+        for member in sorted(members, key=order):
             places += [(member, n) for n in member.numbers]
         return places
 
@@ -230,15 +253,13 @@ class Hosts:
         self._taken = taken
         processes: list[Child | RemoteProcess] = []
         hosts: set[_Member | None] = set()
-        for each in self._members:
-            each.running = {}
         for number, (member, _) in enumerate(places):
             shown = member not in hosts
             hosts.add(member)
             if member is None:
                 processes.append(Child(number, shown))
             else:
-                member.running[number] = RemoteProcess(number, member, shown)
+                member.running[number] = RemoteProcess(number, self._starts, member, shown)
                 processes.append(member.running[number])
         if self._terms.elastic is not None and 0 < len(places) < self._terms.total:
             self._report(
@@ -256,8 +277,8 @@ class Hosts:
 
     def _dismiss_leaving(self) -> None:
         """Lets hosts go whose processes have saved their state."""
-        for member in [member for member in self._members if member.leaves]:
-            member.line.send(over=UNFINISHED if member.leaves == NOTICE else 128 + member.leaves)
+        for member in [member for member in self._members if member.leaving]:
+            member.line.send(over=UNFINISHED if member.leaving == NOTICE else 128 + member.leaving)
             self._members.remove(member)
 
     def grows(self) -> bool:
@@ -282,10 +303,14 @@ class Hosts:
             process.ended, process.began = ended, time.monotonic()
             gone = process.member not in self._members
         process.member.line.send(
-            start=process.number, shown=process.shown, flags=flags, variables=dict(variables)
+            start=process.number,
+            of=process.start,
+            shown=process.shown,
+            flags=flags,
+            variables=dict(variables),
         )
         if gone:  # it left after the others were counted
-            process.over(FAILED, [], lost=True)
+            process.note_end(FAILED, [], lost=True)
 
     def close(self, code: int) -> None:
         with suppress(OSError):
@@ -296,7 +321,7 @@ class Hosts:
             member.line.close()
 
     def _missing(self) -> list[int]:
-        numbered = [member for member in self._members if not (member.spare or member.leaves)]
+        numbered = [member for member in self._members if not (member.spare or member.leaving)]
         there = {*self._numbers, *(n for member in numbered for n in member.numbers)}
         return sorted({*range(self._terms.total)} - there)
 
@@ -312,8 +337,9 @@ class Hosts:
     def _hear(self, line: Line) -> None:
         """Listens to one connection until it ends."""
         messages = line.messages()
+        hello = next(messages, {})
         try:
-            hello = next(messages, {})
+            refusal = self._other_code(hello)
             member = _Member(
                 line,
                 range(hello["first"], hello["first"] + hello["processes"]),
@@ -321,60 +347,87 @@ class Hosts:
                 str(hello["id"]),
                 bool(hello["spare"]),
             )
-            refusal = self._refusal(hello, member)
-        except (KeyError, TypeError, ValueError):  # not one of ours
+            lasting = refusal or self._misfit(hello, member)
+            refusal = lasting or self._not_now(hello, member)
+        except (KeyError, TypeError, ValueError):  # of other code, or not one of ours
+            lasting, member = refusal, None
+        if member is None or refusal:
+            if refusal:
+                line.send(refused=refusal, lasting=bool(lasting))
             line.close()
             return
-        if refusal:
-            line.send(refused=refusal)
-            line.close()
-            return
+        line.send(welcome=True)
         for message in messages:
             if "ended" in message:
                 process = member.running.get(message["ended"])
-                if process is not None:
-                    process.over(message["code"], message["lines"])
-            elif "told" in message and self._job is not None:
-                if self._can_lose(member):
-                    member.leaves = message["told"]
-                    self._job.renew()
-                else:
-                    self._job.tell(message["told"])
+                if process is not None and process.start == message["of"]:
+                    process.note_end(message["code"], message["lines"])
+            elif "signalled" in message:
+                self._signalled(member, message["signalled"])
         with self._changed:
             if member in self._members:
                 self._members.remove(member)
+                self._lost_at = time.monotonic()
             self._changed.notify_all()
-        for process in member.running.values():
-            process.over(FAILED, [], lost=True)
+            lost = [one for one in member.running.values() if one.ended is not None]
+        for process in lost:  # of others, `begin` finds that the host is gone
+            process.note_end(FAILED, [], lost=True)
+
+    def _signalled(self, member: _Member, number: int) -> None:
+        """Lets a host go that has got a signal, or passes the signal on to all."""
+        if self._job is None:
+            return
+        with self._changed:
+            leaves = self._can_lose(member)
+            if leaves:
+                member.leaving = number
+            if leaves and not member.running:
+                self._dismiss_leaving()
+        if not leaves:
+            self._job.tell(number)
+        elif member.running:
+            self._job.renew()
 
     def _can_lose(self, member: _Member) -> bool:
-        """Whether the job goes on without a host that is told to end."""
-        left = len(self._places()) - (0 if member.leaves else len(member.numbers))
+        """Whether the job goes on without a host that is to end."""
+        left = len(self._places()) - (0 if member.leaving else len(member.numbers))
         return any(count <= left for count in self._counts)
 
-    def _refusal(self, hello: Mapping[str, Any], new: _Member) -> str:
-        """Adds a supervisor that has come, or returns why it cannot take part."""
-        first, last = new.numbers[0], new.numbers[-1]
+    def _other_code(self, hello: Mapping[str, Any]) -> str:
+        """Returns how a supervisor differs that may not know the messages of this one."""
+        if not isinstance(hello.get("code"), str) or hello["code"] == self._terms.code:
+            return ""
+        return (
+            f"the code of meshdsl on {hello.get('host')} is {hello['code']}, and "
+            f"{self._terms.code} on the first host: install the same version on both"
+        )
+
+    def _misfit(self, hello: Mapping[str, Any], new: _Member) -> str:
+        """Returns why a supervisor cannot take part, whenever it comes."""
         terms = self._terms
         elastic = None if terms.elastic is None else terms.elastic.axis
         if hello["elastic"] != elastic:
             return f"--elastic_axis is {hello['elastic']} on {new.host} and {elastic} here"
         if hello["total"] != terms.total:
             return f"--num_processes is {hello['total']} on {new.host} and {terms.total} here"
-        if hello["code"] != terms.code:
-            return (
-                f"the code of meshdsl on {new.host} is {hello['code']}, and {terms.code} on the "
-                "first host: install the same version on both"
-            )
-        if hello["token"] != self._token:
+        first, last = new.numbers[0], new.numbers[-1]
+        if not new.spare and (last >= terms.total or first < 0):
+            return f"process {last} goes beyond the {terms.total} of --num_processes"
+        return ""
+
+    def _not_now(self, hello: Mapping[str, Any], new: _Member) -> str:
+        """Adds a supervisor that has come, or returns what is in its way."""
+        if hello["token"] != self._token:  # a shared disk may show the file of before for a while
             return (
                 f"the workdir on {new.host} is not the one of the first host: it has to be on a "
                 "disk that both share"
             )
         with self._changed:
-            for old in [member for member in self._members if member.own_id == new.own_id]:
-                self._members.remove(old)  # it has come again before its old connection broke
-                old.line.close()
+            for old in [*self._members]:
+                silent = time.monotonic() - old.line.heard > _SILENT
+                if old.own_id == new.own_id or (silent and {*old.numbers} & {*new.numbers}):
+                    self._members.remove(old)  # it comes again, and its old connection is dead
+                    old.line.close()
             taken = {n: "the first host" for n in self._numbers}
             for member in self._members:
                 taken |= {} if member.spare else {n: member.host for n in member.numbers}
@@ -384,8 +437,6 @@ class Hosts:
                     f"{listed(twice)}: {taken[twice[0]]} has the same. Give the supervisor on "
                     f"{new.host} another --first_process"
                 )
-            if not new.spare and (last >= terms.total or first < 0):
-                return f"process {last} goes beyond the {terms.total} of --num_processes"
             self._members.append(new)
             self._changed.notify_all()
         return ""

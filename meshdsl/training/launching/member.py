@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meshdsl.training.exit_codes import FAILED, NOTICE
+from meshdsl.training.exit_codes import FAILED, NOTICE, UNFINISHED
 from meshdsl.training.launching.children import Child
 from meshdsl.training.launching.crew import Command
 from meshdsl.training.launching.hosts import TOKEN, Terms
@@ -59,49 +59,56 @@ class Member:
     spare: bool = False
     children: dict[int, Child] = field(default_factory=dict)
     _line: Line | None = None
-    _told: int | None = None
+    _start_number: int = 0
+    _signal: int | None = None  # the first that came, which decides the exit code
+    _last_signal: int | None = None
+    _reported: set[str] = field(default_factory=set)
     _id: str = field(default_factory=lambda: os.urandom(8).hex())
 
     def run(self) -> int:
         """Does what the first supervisor says until it says that the job is over.
 
         Returns:
-            The exit code of the job; 128 and the number of a signal that came meanwhile.
+            The exit code of the job; that of a signal that came while it was not connected.
 
         Raises:
             ValueError: the first supervisor did not come, or refuses this one.
         """
-        met = False
+        patience, since = self.patience[0], time.monotonic()
         with self._signals():
             while True:
-                connection = self._connected(self.patience[met])
+                connection = self._connected(patience, since)
                 if connection is None:
-                    if self._told is not None:
-                        return 128 + self._told
-                    raise ValueError(
-                        f"the first supervisor, at {self.terms.coordinator}, was not there for "
-                        f"{self.patience[met]:g} s. Start it, or see why it ended"
-                    )
+                    return self._given_up(patience)
                 self._line = Line(connection, self.terms.silence)
                 try:
-                    code = self._serve(self._line)
+                    welcome, code = self._serve(self._line, since + patience)
                 finally:
                     self._line.close()
                     for child in [*self.children.values()]:
                         child.kill()
                 if code is not None:
                     return code
-                met = True
-                self.report(
-                    f"the connection to the first supervisor, at {self.terms.coordinator}, is "
-                    "broken: the processes of this host are stopped, until it is there again"
-                )
+                if welcome:
+                    patience, since = self.patience[1], time.monotonic()
+                    self.report(
+                        f"the connection to the first supervisor, at {self.terms.coordinator}, is "
+                        "broken: the processes of this host are stopped, until it is there again"
+                    )
+                time.sleep(_RETRY)
 
-    def _connected(self, patience: float) -> socket.socket | None:
+    def _given_up(self, patience: float) -> int:
+        if self._signal is None:
+            raise ValueError(
+                f"the first supervisor, at {self.terms.coordinator}, was not there for "
+                f"{patience:g} s. Start it, or see why it ended"
+            )
+        return UNFINISHED if self._signal == NOTICE else 128 + self._signal
+
+    def _connected(self, patience: float, since: float) -> socket.socket | None:
         """Returns a connection to the first supervisor; None: it was not there in time."""
-        address, began = address_of(self.terms.coordinator), time.monotonic()
-        report_at = began + _REPORT_AFTER
-        while self._told is None and (now := time.monotonic()) < began + patience:
+        address, report_at = address_of(self.terms.coordinator), time.monotonic() + _REPORT_AFTER
+        while self._signal is None and (now := time.monotonic()) < since + patience:
             try:
                 return socket.create_connection(address, _ANSWER)
             except OSError as error:
@@ -114,8 +121,15 @@ class Member:
                 time.sleep(_RETRY)
         return None
 
-    def _serve(self, line: Line) -> int | None:
-        """Does what is said; returns the job's exit code, or None if the connection breaks."""
+    def _serve(self, line: Line, until: float) -> tuple[bool, int | None]:
+        """Does what is said, until the connection breaks.
+
+        Args:
+            until: when it gives up if it is refused for what may pass.
+
+        Returns:
+            Whether it was welcome, and the job's exit code if the job is over.
+        """
         line.send(
             id=self._id,
             first=self.numbers[0],
@@ -127,34 +141,53 @@ class Member:
             host=socket.gethostname(),
             token=self._token(),
         )
+        welcome = False
         for message in line.messages():
             if "refused" in message:
-                raise ValueError(f"the first supervisor refuses this one: {message['refused']}")
-            if "over" in message:
-                return int(message["over"])
-            if "forget" in message and self.copies is not None:
+                refusal = f"the first supervisor refuses this one: {message['refused']}"
+                if message["lasting"] or time.monotonic() > until - _ANSWER:
+                    raise ValueError(refusal)
+                self._report_once(refusal)
+            elif "over" in message:
+                return welcome, int(message["over"])
+            elif "welcome" in message:
+                welcome = True
+                if self._signal is not None:  # it came while this one was not connected
+                    line.send(signalled=self._signal)
+            elif "forget" in message and self.copies is not None:
                 shutil.rmtree(self.copies, ignore_errors=True)
             elif "start" in message:
                 self._start(line, message)
-            elif message.get("signal") is not None and message["process"] in self.children:
-                self.children[message["process"]].send(message["signal"])
-            elif message.get("kill") in self.children:
-                self.children[message["kill"]].kill()
-        return None
+            elif message.get("of") == self._start_number:
+                if "signal" in message:
+                    self.children[message["process"]].send(message["signal"])
+                elif "kill" in message:
+                    self.children[message["kill"]].stop()
+        return welcome, None
 
     def _start(self, line: Line, message: Mapping[str, Any]) -> None:
-        number = message["start"]
+        """Starts a process; those of an earlier start end before."""
+        if message["of"] != self._start_number:
+            for child in [*self.children.values()]:
+                child.kill()
+            self.children, self._start_number = {}, message["of"]
+        number, of = message["start"], message["of"]
         child = self.children[number] = Child(number, message["shown"])
 
         def ended(child: Child) -> None:
-            line.send(ended=child.number, code=child.code, lines=child.lines())
+            line.send(ended=child.number, of=of, code=child.code, lines=child.lines())
 
         try:
             environment = {**self.environment, **message["variables"]}
             child.start(self.command(message["flags"]), ended, environment)
         except OSError as error:
             lines = [f"it cannot be started on this host: {error.strerror}"]
-            line.send(ended=number, code=FAILED, lines=lines)
+            line.send(ended=number, of=of, code=FAILED, lines=lines)
+
+    def _report_once(self, text: str) -> None:
+        if text not in self._reported:
+            self._reported.add(text)
+            self.report(text)
 
     def _token(self) -> str:
         """Returns what the first supervisor has written into the workdir."""
@@ -170,10 +203,10 @@ class Member:
         before = {number: signal.getsignal(number) for number in numbers}
 
         def pass_on(number: int, frame: Any) -> None:
-            again = self._told not in (None, NOTICE) and number != NOTICE
-            self._told = self._told or number
+            again = self._last_signal not in (None, NOTICE) and number != NOTICE
+            self._signal, self._last_signal = self._signal or number, number
             if self._line is not None:
-                self._line.send(told=number)
+                self._line.send(signalled=number)
             if again:
                 for child in [*self.children.values()]:
                     child.send(signal.SIGKILL)

@@ -25,7 +25,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meshdsl.training.exit_codes import DONE, FAILED, FINAL, MISTAKE, NOTICE, UNFINISHED
+from meshdsl.training.exit_codes import (
+    DONE,
+    FAILED,
+    FINAL,
+    INTERRUPTED,
+    MISTAKE,
+    NOTICE,
+    TERMINATED,
+    UNFINISHED,
+)
 from meshdsl.training.launching.crew import Crew, Missing, Process
 from meshdsl.training.launching.events import NAME, Events, Losses, first_step, newest
 from meshdsl.training.launching.job_time import START
@@ -33,7 +42,9 @@ from meshdsl.training.launching.job_time import START
 _PARTING = 90.0  # seconds in which the others end after the first has ended as it should
 _FIRST_DELAY = 1.0  # seconds before a restart without a checkpoint since the last; doubles then
 _LONGEST_DELAY = 60.0  # seconds before any restart
-_NOTICED = () if NOTICE is None else (-NOTICE,)  # of a process that does not listen to it yet
+# Exit codes of a start that ends so that another one can begin: schedulers may send SIGTERM to all
+# processes of a host, and some do not listen to signals yet.
+_SAVED = (UNFINISHED, TERMINATED, INTERRUPTED, -signal.SIGTERM, -signal.SIGINT, -(NOTICE or 0))
 _GROWS = "more processes have come: all save their state and start again, with them"
 _POLL = 0.5  # seconds between two looks at the time
 _OUT_OF_MEMORY = "; if nobody killed it, the host may have run out of memory (see dmesg)"
@@ -68,6 +79,7 @@ class Supervisor:
     start: int = 0
     _told: int | None = None  # the signal that ends the job
     _renewing: bool = False
+    _sent: int | None = None  # the last signal that was passed on
     _got: int | None = None  # the last signal that came to this supervisor itself
     _wakes: threading.Event = field(default_factory=threading.Event)
     _restarts: deque[float] = field(default_factory=deque)
@@ -96,6 +108,7 @@ class Supervisor:
         began = time.monotonic()
         down_since: float | None = None
         while True:
+            self._renewing = False
             try:
                 processes = self.launch.crew.assemble(self)
             except Missing as missing:
@@ -110,11 +123,10 @@ class Supervisor:
             since = time.time()
             down_since = time.monotonic()
             assert first.code is not None
-            if self._renewing and first.code in (UNFINISHED, *_NOTICED) and self._told is None:
-                self._renewing = False
+            if self._renewing and first.code in _SAVED and self._told is None:
                 events.write("renewed", start=self.start)
+                down_since = None
                 continue
-            self._renewing = False
             if self._is_final(first.code):
                 events.write("ended", start=self.start, code=first.code)
                 self._recovered(first_step(events.file, self.start))
@@ -134,8 +146,8 @@ class Supervisor:
 
         A scheduler sends it to every host. A process that gets two ends without saving.
         """
-        if self._told in (None, NOTICE):
-            self._told = self._told or number
+        if self._sent in (None, NOTICE) and number != self._sent:
+            self._told, self._sent = self._told or number, number
             self._wakes.set()
             for process in self.processes:
                 process.send(number)
@@ -168,15 +180,18 @@ class Supervisor:
         try:
             for process in processes:
                 self.launch.crew.begin(process, variables, ends.put)
-            if self._told is not None:  # it came while they were started
+            came = self._sent or (NOTICE if self._renewing else None)
+            if came is not None:  # while they were started
                 for process in processes:
-                    process.send(self._told)
+                    process.send(came)
             return self._first_to_decide(ends)
         except OSError as error:
             raise ValueError(
                 f"process {process.number} cannot be started on this host: {error.strerror}"
             ) from error
         finally:
+            for process in processes:
+                process.stop()
             for process in processes:
                 process.kill()
 
@@ -199,7 +214,7 @@ class Supervisor:
 
     def _grow(self) -> None:
         """Starts anew with more processes, once the ones that run have taken a step."""
-        if self._renewing or not self.launch.crew.grows():
+        if self._renewing or self._told is not None or not self.launch.crew.grows():
             return
         if first_step(self.launch.workdir / NAME, self.start) is not None:
             self.launch.report(_GROWS)

@@ -200,7 +200,10 @@ def test_a_signal_to_any_host_reaches_all_processes_once(told, job, tmp_path):
         ({"code": "two"}, "is two, and one on the first host: install the same version on both"),
         ({"total": 4}, "--num_processes is 4 on"),
         ({"first": 2, "processes": 2}, "process 3 goes beyond the 3 of --num_processes"),
-        ({"workdir": "elsewhere"}, "is not the one of the first host: it has to be on a disk"),
+        (
+            {"workdir": "elsewhere", "patience": 6.0},
+            "is not the one of the first host: it has to be on a disk",
+        ),
     ],
 )
 def test_hosts_that_do_not_fit_are_told_why(given, said, job, tmp_path):
@@ -215,7 +218,7 @@ def test_hosts_that_do_not_fit_are_told_why(given, said, job, tmp_path):
 def test_two_hosts_with_the_same_numbers_are_told(job):
     first, second = job(0), job(1)
     wait_for(lambda: "waiting for the hosts of process 2" in first.stderr.readline())
-    third = job(1)
+    third = job(1, patience=6.0)
     assert third.wait(90) == 2
     assert "process 1: " in (text := third.stderr.read()) and "another --first_process" in text
     assert second.poll() is None
@@ -322,6 +325,47 @@ def test_a_host_that_is_taken_away_leaves_the_others_a_saved_state(job, tmp_path
     (tmp_path / "end").touch()
     assert (first.wait(90), second.wait(90)) == (0, 0)
     assert "failure" not in first.stderr.read()
+
+
+def test_a_start_does_not_take_the_end_of_an_earlier_one_for_its_own(job, tmp_path):
+    """A host stands still while another process fails, and hears of two starts when it goes on."""
+    first, second = job(0, processes=2, program=WAITS), job(2, program=WAITS)
+    numbers = [process(tmp_path, 1, n) for n in range(3)]
+    os.kill(second.pid, signal.SIGSTOP)
+    os.kill(numbers[0], signal.SIGKILL)
+    process(tmp_path, 2, 0)  # 15 s later
+    os.kill(second.pid, signal.SIGCONT)
+    assert (first.wait(90), second.wait(90)) == (0, 0)
+    assert process(tmp_path, 2, 2) and not is_there(numbers[2])
+    kinds = [json.loads(line)["event"] for line in (tmp_path / NAME).read_text().splitlines()]
+    assert kinds == ["started", "failed", "started", "ended"]
+
+
+def test_what_takes_connections_and_closes_them_is_given_up(job):
+    with socket.create_server(("localhost", 0)) as listener:
+        listener.settimeout(0.5)
+        member = job(1, port=listener.getsockname()[1], patience=4.0)
+        while member.poll() is None:
+            try:
+                listener.accept()[0].close()
+            except TimeoutError:
+                continue
+    assert member.returncode == 2
+    assert "was not there for 4 s" in (text := member.stderr.read()) and "broken" not in text
+
+
+def test_a_signal_while_hosts_are_waited_for_leaves_copies_where_they_are(job, tmp_path):
+    first, second = job(0, processes=2, program=WAITS), job(2, program=WAITS)
+    numbers = [process(tmp_path, 1, n) for n in range(3)]
+    (tmp_path / "copies.0").mkdir()
+    second.kill()
+    os.kill(numbers[2], signal.SIGKILL)
+    wait_for(lambda: not any(map(is_there, numbers)))
+    wait_for(lambda: "restart 1" in first.stderr.readline())
+    time.sleep(1.5)
+    first.terminate()
+    assert first.wait(90) == 143
+    assert (tmp_path / "copies.0").exists()
 
 
 def reached(port):
