@@ -67,6 +67,7 @@ def is_there(process):
 def test_all_are_started_again_when_one_is_killed(launched, tmp_path):
     """The one that is left would wait for ever."""
     code, said = launched(
+        "while not os.path.exists(f'{folder}/starts.0'): time.sleep(0.02)\n"
         "if start == 1 and number == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
         "if start == 1: time.sleep(600)\n"
     )
