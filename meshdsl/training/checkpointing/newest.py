@@ -15,14 +15,14 @@ ABOUT = "about.json"  # beside the arrays of a local checkpoint or copy
 
 def newest_saved(workdir: str | os.PathLike[str]) -> tuple[int, float] | None:
     """Returns the step of the newest complete checkpoint, and when it was saved: since 1970."""
-    found = None
+    newest = None
     try:
         for entry in os.scandir(Path(workdir) / FOLDER):
-            if entry.name.isdigit() and (found is None or int(entry.name) > found[0]):
-                found = int(entry.name), entry.stat().st_mtime
+            if entry.name.isdigit() and (newest is None or int(entry.name) > newest[0]):
+                newest = int(entry.name), entry.stat().st_mtime
     except OSError:  # there is none yet, or one was removed meanwhile
-        return found
-    return found
+        return newest
+    return newest
 
 
 def newest_copy(folder: str | os.PathLike[str]) -> tuple[int, float] | None:

@@ -48,7 +48,7 @@ class Job(Protocol):
     def ending(self) -> bool:
         """Whether a signal has ended the job, so that waiting is of no use."""
 
-    def tell(self, number: int) -> None:
+    def pass_on(self, number: int) -> None:
         """Has every process get a signal that came to another host."""
 
     def renew(self) -> None:

@@ -10,7 +10,7 @@ Guarantees:
     When a process fails, or a host is gone, all hosts know it at once.
     Nothing is started before there are places for all processes, unless fewer can go on.
     If a start has other places than the one before, copies in memory are deleted on all hosts: a
-    host that comes back could have some of steps that the others have taken again.
+    host that comes back could have some of steps that the others have repeated.
     Other code, other numbers and a workdir that is not shared are refused, with the reason, before
     anything is started.
 """
@@ -39,7 +39,7 @@ TOKEN = "launch.id"  # the file by which supervisors see that they share the wor
 _REPORT_AFTER = 5.0  # seconds of waiting before the first report
 _REPORT_EVERY = 30.0  # seconds between reports
 _POLL = 0.2  # seconds between two looks at who has come
-_SILENT = 5.0  # seconds without a beat after which a host that comes again is taken
+_SILENT = 5.0  # seconds without a beat after which a host that comes again replaces it
 _PARTING = 15.0  # seconds in which another host kills a process
 
 
@@ -169,7 +169,7 @@ class Hosts:
         self._shrink_after = shrink_after
         self._copies = copies
         self._lost_at = time.monotonic()  # when a host was lost last, or the job began
-        self._taken: list[tuple[str, int]] = []  # the places of the last start
+        self._last_places: list[tuple[str, int]] = []  # the places of the last start
         self._counts = [terms.total] if terms.elastic is None else terms.elastic.counts()
         self._terms = terms
         self._numbers = numbers
@@ -234,7 +234,7 @@ class Hosts:
 
         Those of the last start come first, since copies in memory are of these.
         """
-        before = {own_id: at for at, (own_id, _) in enumerate(self._taken)}
+        before = {own_id: at for at, (own_id, _) in enumerate(self._last_places)}
         members = [member for member in self._members if not member.leaving]
 
         def order(member: _Member) -> tuple[int, bool, int]:
@@ -247,10 +247,10 @@ class Hosts:
 
     def _take(self, places: Sequence[tuple[_Member | None, int]]) -> list[Child | RemoteProcess]:
         """Returns processes in some places, numbered anew."""
-        taken = [("" if member is None else member.own_id, n) for member, n in places]
-        if self._taken and taken != self._taken:
+        places_now = [("" if member is None else member.own_id, n) for member, n in places]
+        if self._last_places and places_now != self._last_places:
             self._forget()
-        self._taken = taken
+        self._last_places = places_now
         processes: list[Child | RemoteProcess] = []
         hosts: set[_Member | None] = set()
         for number, (member, _) in enumerate(places):
@@ -283,7 +283,7 @@ class Hosts:
 
     def grows(self) -> bool:
         with self._changed:
-            return self._most() > len(self._taken)
+            return self._most() > len(self._last_places)
 
     def begin(
         self,
@@ -291,7 +291,7 @@ class Hosts:
         variables: Mapping[str, str],
         ended: Callable[[Any], None],
     ) -> None:
-        count = len(self._taken)
+        count = len(self._last_places)
         flags = meeting_flags(process.number, count, self._terms.meeting)
         if self._terms.elastic is not None:
             flags += self._terms.elastic.flags(count)
@@ -378,13 +378,13 @@ class Hosts:
         if self._job is None:
             return
         with self._changed:
-            leaves = self._can_lose(member)
-            if leaves:
+            may_go = self._can_lose(member)
+            if may_go:
                 member.leaving = number
-            if leaves and not member.running:
+            if may_go and not member.running:
                 self._dismiss_leaving()
-        if not leaves:
-            self._job.tell(number)
+        if not may_go:
+            self._job.pass_on(number)
         elif member.running:
             self._job.renew()
 
@@ -428,13 +428,13 @@ class Hosts:
                 if old.own_id == new.own_id or (silent and {*old.numbers} & {*new.numbers}):
                     self._members.remove(old)  # it comes again, and its old connection is dead
                     old.line.close()
-            taken = {n: "the first host" for n in self._numbers}
+            owners = {n: "the first host" for n in self._numbers}
             for member in self._members:
-                taken |= {} if member.spare else {n: member.host for n in member.numbers}
-            twice = [] if new.spare else [n for n in new.numbers if n in taken]
+                owners |= {} if member.spare else {n: member.host for n in member.numbers}
+            twice = [] if new.spare else [n for n in new.numbers if n in owners]
             if twice:
                 return (
-                    f"{listed(twice)}: {taken[twice[0]]} has the same. Give the supervisor on "
+                    f"{listed(twice)}: {owners[twice[0]]} has the same. Give the supervisor on "
                     f"{new.host} another --first_process"
                 )
             self._members.append(new)

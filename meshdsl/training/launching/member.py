@@ -15,8 +15,7 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from meshdsl.training.launching.children import Child
 from meshdsl.training.launching.crew import Command
 from meshdsl.training.launching.hosts import TOKEN, Terms
 from meshdsl.training.launching.lines import Line
+from meshdsl.training.launching.signals import handled
 from meshdsl.training.processes.meeting import address_of
 
 _RETRY = 0.5  # seconds between two attempts to reach the first supervisor
@@ -61,7 +61,6 @@ class Member:
     _line: Line | None = None
     _start_number: int = 0
     _signal: int | None = None  # the first that came, which decides the exit code
-    _last_signal: int | None = None
     _reported: set[str] = field(default_factory=set)
     _id: str = field(default_factory=lambda: os.urandom(8).hex())
 
@@ -75,7 +74,7 @@ class Member:
             ValueError: the first supervisor did not come, or refuses this one.
         """
         patience, since = self.patience[0], time.monotonic()
-        with self._signals():
+        with handled(self._pass_on, self._kill):
             while True:
                 connection = self._connected(patience, since)
                 if connection is None:
@@ -196,25 +195,11 @@ class Member:
         except OSError:
             return ""
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Tells the first supervisor of signals while its block runs; a second one kills."""
-        numbers = [signal.SIGINT, signal.SIGTERM, *([] if NOTICE is None else [NOTICE])]
-        before = {number: signal.getsignal(number) for number in numbers}
+    def _pass_on(self, number: int) -> None:
+        self._signal = self._signal or number
+        if self._line is not None:
+            self._line.send(signalled=number)
 
-        def pass_on(number: int, frame: Any) -> None:
-            again = self._last_signal not in (None, NOTICE) and number != NOTICE
-            self._signal, self._last_signal = self._signal or number, number
-            if self._line is not None:
-                self._line.send(signalled=number)
-            if again:
-                for child in [*self.children.values()]:
-                    child.send(signal.SIGKILL)
-
-        for number in numbers:
-            signal.signal(number, pass_on)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _kill(self) -> None:
+        for child in [*self.children.values()]:
+            child.send(signal.SIGKILL)

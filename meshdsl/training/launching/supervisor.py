@@ -19,8 +19,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from meshdsl.training.exit_codes import (
 from meshdsl.training.launching.crew import Crew, Missing, Process
 from meshdsl.training.launching.events import NAME, Events, Losses, first_step, newest
 from meshdsl.training.launching.job_time import START
+from meshdsl.training.launching.signals import handled
 
 _PARTING = 90.0  # seconds in which the others end after the first has ended as it should
 _FIRST_DELAY = 1.0  # seconds before a restart without a checkpoint since the last; doubles then
@@ -77,10 +77,9 @@ class Supervisor:
     launch: Launch
     processes: Sequence[Process] = ()
     start: int = 0
-    _told: int | None = None  # the signal that ends the job
+    _signal: int | None = None  # the signal that ends the job
     _renewing: bool = False
-    _sent: int | None = None  # the last signal that was passed on
-    _got: int | None = None  # the last signal that came to this supervisor itself
+    _last_signal: int | None = None  # the last signal that was passed on
     _wakes: threading.Event = field(default_factory=threading.Event)
     _restarts: deque[float] = field(default_factory=deque)
     _in_vain: int = 0  # failures in a row without a checkpoint between them
@@ -97,7 +96,7 @@ class Supervisor:
         """
         code = FAILED
         try:
-            with self._signals():
+            with handled(self.pass_on, self._kill):
                 code = self._run()
         finally:
             self.launch.crew.close(code)
@@ -116,14 +115,14 @@ class Supervisor:
                     raise ValueError(str(missing)) from None
                 self.launch.report(str(missing))
                 return FAILED
-            if self._told is not None:
-                return self._exit_code(-self._told)
+            if self._signal is not None:
+                return self._exit_code(-self._signal)
             reached = newest(self.launch.workdir, self.launch.host_copies)
             first = self._started(processes, events, reached, down_since)
             since = time.time()
             down_since = time.monotonic()
             assert first.code is not None
-            if self._renewing and first.code in _SAVED and self._told is None:
+            if self._renewing and first.code in _SAVED and self._signal is None:
                 events.write("renewed", start=self.start)
                 down_since = None
                 continue
@@ -133,28 +132,28 @@ class Supervisor:
                 self._conclude(first, time.monotonic() - began)
                 return self._exit_code(first.code)
             again = self._failed(first, since, events, reached)
-            if not again or self._told is not None:
+            if not again or self._signal is not None:
                 return self._exit_code(first.code)
 
     @property
     def ending(self) -> bool:
         """Whether a signal has ended the job."""
-        return self._told is not None
+        return self._signal is not None
 
-    def tell(self, number: int) -> None:
+    def pass_on(self, number: int) -> None:
         """Passes a signal on to every process, so that the job ends.
 
-        A scheduler sends it to every host. A process that gets two ends without saving.
+        A scheduler sends it to every host. A process that gets two of them exits without saving.
         """
-        if self._sent in (None, NOTICE) and number != self._sent:
-            self._told, self._sent = self._told or number, number
+        if self._last_signal in (None, NOTICE) and number != self._last_signal:
+            self._signal, self._last_signal = self._signal or number, number
             self._wakes.set()
             for process in self.processes:
                 process.send(number)
 
     def renew(self) -> None:
         """Has all processes save their state and end, so that others can start."""
-        if not self._renewing and NOTICE is not None and self._told is None:
+        if not self._renewing and NOTICE is not None and self._signal is None:
             self._renewing = True
             for process in self.processes:
                 process.send(NOTICE)
@@ -167,7 +166,7 @@ class Supervisor:
         down_since: float | None,
     ) -> Process:
         """Starts all processes and waits; returns the one whose end decides what comes next."""
-        ends: queue.SimpleQueue[Process] = queue.SimpleQueue()
+        exits: queue.SimpleQueue[Process] = queue.SimpleQueue()
         self.start += 1
         numbers = [process.number for process in processes]
         facts: dict[str, Any] = {"processes": numbers, "step": _step(reached)}
@@ -179,12 +178,12 @@ class Supervisor:
         self.processes, variables = processes, {START: str(self.start)}
         try:
             for process in processes:
-                self.launch.crew.begin(process, variables, ends.put)
-            came = self._sent or (NOTICE if self._renewing else None)
+                self.launch.crew.begin(process, variables, exits.put)
+            came = self._last_signal or (NOTICE if self._renewing else None)
             if came is not None:  # while they were started
                 for process in processes:
                     process.send(came)
-            return self._first_to_decide(ends)
+            return self._first_to_decide(exits)
         except OSError as error:
             raise ValueError(
                 f"process {process.number} cannot be started on this host: {error.strerror}"
@@ -195,13 +194,13 @@ class Supervisor:
             for process in processes:
                 process.kill()
 
-    def _first_to_decide(self, ends: queue.SimpleQueue[Process]) -> Process:
+    def _first_to_decide(self, exits: queue.SimpleQueue[Process]) -> Process:
         """Returns the first process that failed; else the first one that ended not as done."""
         ended: list[Process] = []
         deadline = float("inf")
         while len(ended) < len(self.processes) and time.monotonic() < deadline:
             try:
-                process = ends.get(timeout=_POLL)
+                process = exits.get(timeout=_POLL)
             except queue.Empty:
                 self._grow()
                 continue
@@ -214,7 +213,7 @@ class Supervisor:
 
     def _grow(self) -> None:
         """Starts anew with more processes, once the ones that run have taken a step."""
-        if self._renewing or self._told is not None or not self.launch.crew.grows():
+        if self._renewing or self._signal is not None or not self.launch.crew.grows():
             return
         if first_step(self.launch.workdir / NAME, self.start) is not None:
             self.launch.report(_GROWS)
@@ -222,7 +221,7 @@ class Supervisor:
 
     def _is_final(self, code: int) -> bool:
         """Whether a start that ended with this code is the last one."""
-        if self._told is not None:
+        if self._signal is not None:
             return True
         if code == MISTAKE:  # a command that has run before is no mistake; others may be missing
             return self.start == 1
@@ -313,32 +312,13 @@ class Supervisor:
         """Returns an exit code as shells count it: 128 and the number of a signal."""
         if code >= 0:
             return code
-        if self._told == NOTICE:
+        if self._signal == NOTICE:
             return UNFINISHED
-        return 128 + (self._told or -code)
+        return 128 + (self._signal or -code)
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Passes signals on while its block runs; the second one that is no notice kills."""
-        numbers = [signal.SIGINT, signal.SIGTERM, *([] if NOTICE is None else [NOTICE])]
-        before = {number: signal.getsignal(number) for number in numbers}
-
-        def pass_on(number: int, frame: Any) -> None:
-            again = self._got not in (None, NOTICE) and number != NOTICE
-            self._got = number
-            if again:
-                for process in self.processes:
-                    process.send(signal.SIGKILL)
-            else:
-                self.tell(number)
-
-        for number in numbers:
-            signal.signal(number, pass_on)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _kill(self) -> None:
+        for process in self.processes:
+            process.send(signal.SIGKILL)
 
 
 def _sum(one: Losses, other: Losses) -> Losses:

@@ -28,9 +28,9 @@ def test_no_device_holds_more_rows_of_a_microbatch(batch, before):
 
 
 @pytest.mark.parametrize(
-    ("axis", "processes", "told"),
+    ("axis", "processes", "message"),
     [("dat", 2, "has no axis 'dat'. Did you mean `data`"), ("data", 3, "do not divide evenly")],
 )
-def test_a_job_that_cannot_be_elastic_is_told(axis, processes, told):
-    with pytest.raises(ValueError, match=told):
+def test_a_job_that_cannot_be_elastic_is_refused(axis, processes, message):
+    with pytest.raises(ValueError, match=message):
         Elastic(Mesh.parse("data:8"), axis, processes, 8)

@@ -175,8 +175,8 @@ def test_a_host_that_stands_still_for_too_long_is_lost(job, tmp_path):
     assert (first.wait(90), second.wait(90)) == (0, 0)
 
 
-@pytest.mark.parametrize("told", [0, 1])
-def test_a_signal_to_any_host_reaches_all_processes_once(told, job, tmp_path):
+@pytest.mark.parametrize("signalled", [0, 1])
+def test_a_signal_to_any_host_reaches_all_processes_once(signalled, job, tmp_path):
     program = (
         "def stop(got, frame):\n"
         "    open(f'{folder}/got.{number}', 'a').write('x')\n"
@@ -187,9 +187,9 @@ def test_a_signal_to_any_host_reaches_all_processes_once(told, job, tmp_path):
     )
     both = job(0, program=program), job(1, processes=2, program=program)
     wait_for(lambda: all((tmp_path / f"ready.{n}").exists() for n in range(3)))
-    both[told].terminate()
+    both[signalled].terminate()
     time.sleep(0.1)
-    both[1 - told].terminate()  # schedulers send it to every host
+    both[1 - signalled].terminate()  # schedulers send it to every host
     assert [one.wait(90) for one in both] == [143, 143]
     assert [(tmp_path / f"got.{n}").read_text() for n in range(3)] == ["x"] * 3
 
