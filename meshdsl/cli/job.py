@@ -73,7 +73,6 @@ def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True)
         UsageError: everything in `problems`, and what is wrong with the model and the numbers.
     """
     from meshdsl.models import load, with_lora
-    from meshdsl.models.model import learned_in, packed_batch
 
     model, optimizer, policy = None, None, values.policy
     if not isinstance(values.model, Mistake):
@@ -106,6 +105,40 @@ def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True)
             "part of the model computes that again"
         )
     batch_size, length = values.batch_size or model.batch_size, values.length or model.length
+    batch_spec = _batch_spec(values, model, batch_size, length, feeds_text, problems)
+    _check_microbatches(values, model, batch_size, length, problems)
+    scaling = None
+    with problems.caught("--loss_scale"):
+        scaling = _loss_scaling(values, getattr(model.config, "policy", policy))
+    problems.check()
+    settings = values_of(Recipe, values)
+    settings |= {"policy": policy, "clip_norm": values.clip_norm or None}
+    settings |= {"loss_scaling": scaling, "update": model.update}
+    return Job(
+        model=model,
+        recipe=Recipe(model.init, model.loss, optimizer, **settings),
+        batch_size=batch_size,
+        length=length,
+        batch_spec=batch_spec,
+        mesh=values.mesh_shape,
+        layout=values.layout,
+        backend=values.backend,
+        options=Options(**values_of(Options, values)),
+        remats=KINDS if values.remat == AUTO else (),
+    )
+
+
+def _batch_spec(
+    values: flags.FlagValues,
+    model: Any,
+    batch_size: int,
+    length: int,
+    feeds_text: bool,
+    problems: Problems,
+) -> Mapping[str, Spec]:
+    """Returns the specs of a batch; adds to `problems` what the model cannot learn from."""
+    from meshdsl.models.model import learned_in, packed_batch
+
     batch_spec = model.batch_spec(batch_size, length)
     if feeds_text and set(batch_spec) != _TEXT:
         problems.add(
@@ -130,6 +163,13 @@ def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True)
                 )
             elif has_chats(values.data):
                 batch_spec = learned_in(batch_spec)
+    return batch_spec
+
+
+def _check_microbatches(
+    values: flags.FlagValues, model: Any, batch_size: int, length: int, problems: Problems
+) -> None:
+    """Adds what keeps a batch, of any size of the ramp, from being divided."""
     sizes = [batch_size]
     if values.batch_ramp is not None:
         with problems.caught("--batch_ramp"):
@@ -138,25 +178,6 @@ def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True)
         with problems.caught("--microbatches"):
             for size in sizes:
                 check_microbatches(model.batch_spec(size, length), values.microbatches)
-    scaling = None
-    with problems.caught("--loss_scale"):
-        scaling = _loss_scaling(values, getattr(model.config, "policy", policy))
-    problems.check()
-    settings = values_of(Recipe, values)
-    settings |= {"policy": policy, "clip_norm": values.clip_norm or None}
-    settings |= {"loss_scaling": scaling, "update": model.update}
-    return Job(
-        model=model,
-        recipe=Recipe(model.init, model.loss, optimizer, **settings),
-        batch_size=batch_size,
-        length=length,
-        batch_spec=batch_spec,
-        mesh=values.mesh_shape,
-        layout=values.layout,
-        backend=values.backend,
-        options=Options(**values_of(Options, values)),
-        remats=KINDS if values.remat == AUTO else (),
-    )
 
 
 def on_hardware(job: Job, name: str) -> Job:
