@@ -6,6 +6,7 @@ Guarantees:
     supervisor may both send it.
     SIGUSR1 is a notice, such as Slurm's: it has the effect of the first signal, and may come
     again. If something else listens to it, it is left alone.
+    When a run has ended, nothing of it is left that changes how signals are handled.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ class Stopping:
             yield
             return
         before: dict[int, Any] = {one: signal.getsignal(one) for one in _SIGNALS}
+        timers: list[threading.Timer] = []
 
         def stop(number: int, frame: Any) -> None:
             first, self.signal = self.signal is None, self.signal or number
@@ -127,7 +129,7 @@ class Stopping:
                 for other in _SIGNALS:
                     signal.signal(other, before[other])
                 if number == signal.SIGTERM and before[number] == signal.SIG_DFL:
-                    _ignore_for_a_while(number)
+                    timers.append(_ignored_for_a_while(number))
             begin()
             with suppress(OSError):  # nobody reads it any more
                 os.write(2, b"\nstopping after this step; " + again + b" stops at once\n")
@@ -139,12 +141,15 @@ class Stopping:
         try:
             yield
         finally:
+            for timer in timers:  # one that is late would change what the next run has set
+                timer.cancel()
+                timer.join()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
 
-def _ignore_for_a_while(number: int) -> None:
-    """Ignores a signal for `_TWICE` seconds, then lets it end the process at once.
+def _ignored_for_a_while(number: int) -> threading.Timer:
+    """Ignores a signal for `_TWICE` seconds; then the timer lets it end the process at once.
 
     The main thread may be in a call that lasts, and Python lets no other thread set a handler. So
     the C library does.
@@ -154,3 +159,4 @@ def _ignore_for_a_while(number: int) -> None:
     timer = threading.Timer(_TWICE, library.signal, (number, int(signal.SIG_DFL)))
     timer.daemon = True
     timer.start()
+    return timer

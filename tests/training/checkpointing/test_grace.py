@@ -33,6 +33,18 @@ with stopping.listening():
         os.kill(os.getpid(), signal.SIGTERM)
 """
 
+ANEW = """
+import os, signal, time
+from meshdsl.training.stopping import Stopping, Stops
+
+for wait in (0.0, 1.5):  # the second run is there when the first would let the signal end all
+    stopping = Stopping(Stops())
+    with stopping.listening():
+        time.sleep(wait)
+        os.kill(os.getpid(), signal.SIGTERM)
+        print(stopping.signalled, flush=True)
+"""
+
 
 def signalled(number, at=3):
     """Returns batches, during one of which this process gets a signal, twice."""
@@ -129,6 +141,13 @@ def test_sigterm_of_two_senders_is_one_signal_and_a_later_one_ends_the_process()
         [sys.executable, "-c", TWICE], capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.stdout, done.returncode) == ("True\n", -signal.SIGTERM), done.stderr
+
+
+def test_a_run_that_has_ended_leaves_the_signals_of_the_next_one_alone():
+    done = subprocess.run(
+        [sys.executable, "-c", ANEW], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.stdout, done.returncode) == ("True\nTrue\n", 0), done.stderr
 
 
 def test_a_listener_of_someone_else_keeps_its_signal():
