@@ -255,6 +255,23 @@ def stop_tokens(
     return frozenset()
 
 
+def begin_token(values: flags.FlagValues, tokenizer: Tokenizer | None) -> int | None:
+    """Returns the token that prompts begin with, by the tokenizer's file; None: no token.
+
+    Args:
+        tokenizer: if there is one.
+    """
+    return tokenizer.begin if tokenizer is not None and learned_elsewhere(values) else None
+
+
+def learned_elsewhere(values: flags.FlagValues) -> bool:
+    """Whether the model began with weights from elsewhere, which know what begins a text.
+
+    A run that began without them has never read such a token: documents of `--data` have none.
+    """
+    return values.init_from is not None or is_hugging_face(values.model)
+
+
 def check_mesh_and_out(values: flags.FlagValues, problems: Problems) -> None:
     """Adds the problems of a layout without a mesh, and of a file `--out` that exists."""
     if values.layout and not values.mesh_shape:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from meshdsl.cli.checkpointed import Trained, check_mesh_and_out, place_of
+from meshdsl.cli.checkpointed import Trained, begin_token, check_mesh_and_out, place_of
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.training.reporting.output import tell
@@ -44,19 +44,20 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     model, tokenizer = trained.model, trained.tokenizer
     asked = _asked(values, problems)
     sampling = _sampling(values, problems)
+    begin = begin_token(values, tokenizer)
     check_mesh_and_out(values, problems)
     problems.check()
     assert model is not None and tokenizer is not None and sampling is not None
-    longest = _longest(values, model, tokenizer, asked.prompts, problems)
+    longest = _longest(values, model, tokenizer, asked.prompts, begin, problems)
     problems.check()
     at_once = min(values.batch_size or _AT_ONCE, len(asked.prompts))
     writer = _writer(values, model, longest, at_once, sampling, place_of(values))
     writer.load(trained.load(writer.programs.like, writer.programs.places()))
     stop = [text.replace("\\n", "\n").replace("\\t", "\t") for text in values.stop or ()]
     if values.out:
-        _to_file(values, writer, tokenizer, asked, stop)
+        _to_file(values, writer, tokenizer, asked, stop, begin)
     else:
-        _to_terminal(writer, tokenizer, asked.prompts, stop)
+        _to_terminal(writer, tokenizer, asked.prompts, stop, begin)
     return 0
 
 
@@ -83,22 +84,27 @@ def _texts(
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     stop: Sequence[str],
+    begin: int | None,
     show: Callable[[int, str], None] | None = None,
 ) -> Iterator[Text]:
     """Yields the text after each prompt; `show` gets the pieces of those that grow by pieces."""
     from meshdsl.generation import Searcher, search_texts, write_texts
 
     if not isinstance(writer, Searcher):
-        yield from write_texts(writer, tokenizer, prompts, stop, show)
+        yield from write_texts(writer, tokenizer, prompts, stop, show, begin)
         return
-    for number, text in enumerate(search_texts(writer, tokenizer, prompts, stop)):
+    for number, text in enumerate(search_texts(writer, tokenizer, prompts, stop, begin)):
         if show is not None:
             show(number, text.written)
         yield text
 
 
 def _to_terminal(
-    writer: Writer | Searcher, tokenizer: Tokenizer, prompts: Sequence[str], stop: Sequence[str]
+    writer: Writer | Searcher,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    stop: Sequence[str],
+    begin: int | None,
 ) -> None:
     """Prints a single text as it is written, and several one after another."""
     single = len(prompts) == 1
@@ -109,7 +115,7 @@ def _to_terminal(
 
     if single:
         show(0, prompts[0])
-    texts = _texts(writer, tokenizer, prompts, stop, show if single else None)
+    texts = _texts(writer, tokenizer, prompts, stop, begin, show if single else None)
     for number, text in enumerate(texts, start=1):
         sys.stdout.write("\n" if single else f"[{number}] {text.prompt}{text.written}\n")
         sys.stdout.flush()
@@ -121,6 +127,7 @@ def _to_file(
     tokenizer: Tokenizer,
     asked: Asked,
     stop: Sequence[str],
+    begin: int | None,
 ) -> None:
     """Writes a line of JSON for each text.
 
@@ -131,7 +138,7 @@ def _to_file(
     count = 0
     try:
         with open(values.out, "x", encoding="utf-8") as file:
-            texts = _texts(writer, tokenizer, asked.prompts, stop)
+            texts = _texts(writer, tokenizer, asked.prompts, stop, begin)
             for line, text in zip(asked.lines, _tracked(texts, len(asked.prompts)), strict=True):
                 file.write(_line(line, text) + "\n")
                 file.flush()
@@ -245,6 +252,7 @@ def _longest(
     model: Model,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
+    begin: int | None,
     problems: Problems,
 ) -> int:
     """Returns the number of tokens of the longest prompt; checks that the model has room for it."""
@@ -255,7 +263,7 @@ def _longest(
         check_writes(model)
     problems.check()
     assert model.decoding is not None
-    tokens = prompt_tokens(tokenizer, prompts, model.decoding.start)
+    tokens = prompt_tokens(tokenizer, prompts, model.decoding.start, begin)
     sizes = [len(each) for each in tokens]
     most, new = limits(model)
     source = "--prompts" if values.prompts else "--prompt"

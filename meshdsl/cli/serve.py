@@ -12,6 +12,7 @@ from absl import flags
 
 from meshdsl.cli.checkpointed import (
     Trained,
+    begin_token,
     chat_template,
     check_mesh_and_out,
     place_of,
@@ -38,7 +39,8 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     trained = Trained.of(values, problems)
     model, tokenizer = trained.model, trained.tokenizer
     template = chat_template(values, problems)
-    ends = stop_tokens(values, tokenizer, problems)
+    end_tokens = stop_tokens(values, tokenizer, problems)
+    begin = begin_token(values, tokenizer)
     check_mesh_and_out(values, problems)
     context = _context(values, model, problems)
     problems.check()
@@ -55,7 +57,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     writer.load(trained.load(writer.programs.like, writer.programs.places()))
     writer.warm_up()
     name = Path(values.workdir or values.init_from).expanduser().resolve().name
-    service = Service(Engine(writer, values.waiting), tokenizer, name, template, ends)
+    service = Service(Engine(writer, values.waiting), tokenizer, name, template, end_tokens, begin)
     address = f"http://{_written(values.host)}:{listener.getsockname()[1]}/v1"
     tell(
         f"{name} answers at {address}: {writer.rows} texts at once, of {context:,} tokens each; "

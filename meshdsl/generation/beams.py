@@ -221,15 +221,20 @@ class Searcher:
 
 
 def search_texts(
-    searcher: Searcher, tokenizer: Tokenizer, prompts: Sequence[str], stop: Sequence[str] = ()
+    searcher: Searcher,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    stop: Sequence[str] = (),
+    begin: int | None = None,
 ) -> Iterator[Text]:
     """Yields the best text that is found for each prompt, in order.
 
     Args:
         searcher: has parameters, and room for the prompts.
         stop: texts are cut before the first of these strings, after the search.
+        begin: the token that prompts begin with; one that has it already gets no other.
     """
-    tokens = prompt_tokens(tokenizer, prompts, searcher.start)
+    tokens = prompt_tokens(tokenizer, prompts, searcher.start, begin)
     size = searcher.batch_size
     for first in range(0, len(prompts), size):
         batch = slice(first, first + size)

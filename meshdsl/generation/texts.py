@@ -93,17 +93,24 @@ def _overlap(text: str, stop: str) -> int:
 
 
 def prompt_tokens(
-    tokenizer: Tokenizer, prompts: Sequence[str], start: int | None = None
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    start: int | None = None,
+    begin: int | None = None,
 ) -> list[list[int]]:
     """Returns the tokens of prompts; an empty one begins after the end of a document.
 
     Args:
         start: as of `Decoding`. If given, prompts have their end token, as an encoder has learned.
+        begin: the token that prompts begin with; one that has it already gets no other.
     """
-    encoded = tokenizer.encode([prompt.encode() for prompt in prompts])
-    if start is not None:
-        return [[int(token) for token in each] for each in encoded]
-    return [[int(token) for token in each[:-1]] or [tokenizer.end] for each in encoded]
+    tokens = [
+        [int(token) for token in (each if start is not None else each[:-1])]
+        for each in tokenizer.encode([prompt.encode() for prompt in prompts])
+    ]
+    if begin is not None:
+        return [each if each[:1] == [begin] else [begin, *each] for each in tokens]
+    return [each or [tokenizer.end] for each in tokens]
 
 
 def write_texts(
@@ -112,6 +119,7 @@ def write_texts(
     prompts: Sequence[str],
     stop: Sequence[str] = (),
     show: Callable[[int, str], None] | None = None,
+    begin: int | None = None,
 ) -> Iterator[Text]:
     """Yields the text that follows each prompt, in order.
 
@@ -119,8 +127,9 @@ def write_texts(
         writer: has parameters, and room for the prompts.
         stop: texts end before the first of these strings.
         show: gets each piece of text as it is written, with the number of its prompt.
+        begin: the token that prompts begin with; one that has it already gets no other.
     """
-    tokens = prompt_tokens(tokenizer, prompts, writer.start)
+    tokens = prompt_tokens(tokenizer, prompts, writer.start, begin)
     size = writer.sizes.batch
     for first in range(0, len(prompts), size):
         numbers = range(first, min(first + size, len(prompts)))

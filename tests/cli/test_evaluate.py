@@ -66,12 +66,12 @@ def test_other_text_is_scored_whole_on_every_mesh(capsys, trained, other, tmp_pa
 
 
 def test_held_out_and_test_text_are_scored_apart(capsys, trained):
-    found = scores(capsys, f"--workdir={trained}")
-    assert list(found) == ["held-out text", "test text"]
+    losses = scores(capsys, f"--workdir={trained}")
+    assert list(losses) == ["held-out text", "test text"]
     line = json.loads((trained / "metrics.jsonl").read_text().splitlines()[-1])
     # The run left out the windows that fill no batch.
-    assert found["held-out text"] == pytest.approx(line["eval_loss"], abs=0.05)
-    assert found["test text"] == pytest.approx(line["test_loss"], abs=0.05)
+    assert losses["held-out text"] == pytest.approx(line["eval_loss"], abs=0.05)
+    assert losses["test text"] == pytest.approx(line["test_loss"], abs=0.05)
 
 
 def test_a_run_has_the_scores_of_its_own_held_out_text(capsys, tmp_path):
@@ -82,8 +82,8 @@ def test_a_run_has_the_scores_of_its_own_held_out_text(capsys, tmp_path):
     assert run(["train", *sizes, *where]) == 0
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     wanted = json.loads(lines[-1])["eval_loss"]
-    found = scores(capsys, f"--workdir={tmp_path}/run")
-    assert found == {"held-out text": pytest.approx(wanted, abs=1e-4)}
+    losses = scores(capsys, f"--workdir={tmp_path}/run")
+    assert losses == {"held-out text": pytest.approx(wanted, abs=1e-4)}
 
 
 def test_mistakes_are_reported(capsys, trained, tmp_path, other):
@@ -92,17 +92,17 @@ def test_mistakes_are_reported(capsys, trained, tmp_path, other):
         assert (code, out) == (2, "")
         return err
 
-    told = refused(f"--workdir={tmp_path}", f"--data={tmp_path}/none.txt", "--model=gpt")
-    assert told.startswith("meshdsl evaluate: 3 problems\n\n  1. --workdir: ")
-    assert "\n  2. --model: unknown model 'gpt'" in told
-    assert "\n  3. --data: " in told and "none.txt` matches no file" in told
-    told = refused(f"--workdir={trained}", f"--data={other}", "--length=5000")
-    assert told == (
+    message = refused(f"--workdir={tmp_path}", f"--data={tmp_path}/none.txt", "--model=gpt")
+    assert message.startswith("meshdsl evaluate: 3 problems\n\n  1. --workdir: ")
+    assert "\n  2. --model: unknown model 'gpt'" in message
+    assert "\n  3. --data: " in message and "none.txt` matches no file" in message
+    message = refused(f"--workdir={trained}", f"--data={other}", "--length=5000")
+    assert message == (
         "meshdsl evaluate: the text is too short for one example of 5000 bytes: "
         f"{other}; give more, or a smaller --length\n"
     )
-    told = refused(f"--workdir={trained}", "--model=resnet_mini", "--model_args=")
-    assert "--model: resnet_mini is not evaluated on text: its batches are others" in told
+    message = refused(f"--workdir={trained}", "--model=resnet_mini", "--model_args=")
+    assert "--model: resnet_mini is not evaluated on text: its batches are others" in message
 
 
 @pytest.mark.parametrize("packing", ["false", "true"])
@@ -119,8 +119,8 @@ def test_chats_are_trained_on_and_scored_by_their_answers(capsys, tmp_path, pack
     assert run(given) == 2
     assert "line 1: chats need the tokenizer's template" in capsys.readouterr().err
     assert run([*given, f"--chat_template={tmp_path}/mine.jinja"]) == 0
-    found = scores(capsys, f"--workdir={tmp_path}/run")
-    assert found["held-out text"] < 2  # four letters in turn; all bytes would take longer
+    losses = scores(capsys, f"--workdir={tmp_path}/run")
+    assert losses["held-out text"] < 2  # four letters in turn; all bytes would take longer
     whole = scores(capsys, f"--workdir={tmp_path}/run", where[0])
     assert list(whole) == [f"{tmp_path}/chats.jsonl"]
     (tmp_path / "same.txt").write_text("<user>a b c?<assistant>zzzz zzzz\0" * 60)
@@ -162,23 +162,25 @@ def test_tasks_of_the_harness_are_asked(capsys, trained, task, tmp_path):
     code, out, _ = answer(capsys, *given[:2], "--limit=8")  # on one device, in other batches
     assert (code, out.splitlines()[-1]) == (0, second)
 
-    code, _, told = answer(capsys, f"--workdir={trained}", "--tasks=helaswag,none.yaml", "--chat")
+    wrong = "--tasks=helaswag,none.yaml"
+    code, _, message = answer(capsys, f"--workdir={trained}", wrong, "--chat")
     assert code == 2
-    assert "--tasks: lm-evaluation-harness has no task 'helaswag'. Did you mean `hellaswag`" in told
-    assert "--tasks: there is no file none.yaml" in told
-    code, _, told = answer(capsys, *given, "--chat", "--eval_batches=3")
-    assert "--chat: the tokenizer has no template of chats; give one: --chat_template" in told
-    assert "--eval_batches does nothing for --tasks, which have text of their own" in told
+    unknown = "--tasks: lm-evaluation-harness has no task 'helaswag'. Did you mean `hellaswag`"
+    assert unknown in message
+    assert "--tasks: there is no file none.yaml" in message
+    code, _, message = answer(capsys, *given, "--chat", "--eval_batches=3")
+    assert "--chat: the tokenizer has no template of chats; give one: --chat_template" in message
+    assert "--eval_batches does nothing for --tasks, which have text of their own" in message
 
 
 def test_flags_of_tasks_need_tasks_and_tasks_need_the_harness(capsys, trained, monkeypatch):
-    code, _, told = answer(capsys, f"--workdir={trained}", "--limit=3", "--chat")
+    code, _, message = answer(capsys, f"--workdir={trained}", "--limit=3", "--chat")
     assert code == 2
-    assert "--limit is for tasks: name some, as in --tasks=hellaswag" in told
-    assert "--chat is for tasks: name some, as in --tasks=hellaswag" in told
+    assert "--limit is for tasks: name some, as in --tasks=hellaswag" in message
+    assert "--chat is for tasks: name some, as in --tasks=hellaswag" in message
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
-    code, _, told = answer(capsys, f"--workdir={trained}", "--tasks=hellaswag")
+    code, _, message = answer(capsys, f"--workdir={trained}", "--tasks=hellaswag")
     assert code == 2
-    assert told == (
+    assert message == (
         "meshdsl evaluate: --tasks needs lm-evaluation-harness: pip install 'meshdsl[lm_eval]'\n"
     )

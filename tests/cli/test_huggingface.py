@@ -2,11 +2,13 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from meshdsl.cli.checkpointed import begin_token
 from meshdsl.cli.main import run
 from tests.models.huggingface.folders import CONFIGS, tensors_of, write_folder
 
@@ -115,3 +117,44 @@ def test_adapters_that_cannot_be_had_are_told(capsys, text):
     assert "--lora: adapters: no parameter is meant by 'qery'. Did you mean `query`" in (
         capsys.readouterr().err
     )
+
+
+def test_a_prompt_begins_with_the_token_of_the_folder(capsys, tmp_path):
+    """The same weights and words, whose tokenizer puts a token before texts or does not."""
+    tokenizers = pytest.importorskip("tokenizers")
+    listed = ["</s>", "<s>", "a", "named", *(f"w{number}" for number in range(36))]
+    words = {word: number for number, word in enumerate(listed)}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="</s>"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    model.add_special_tokens(["<s>", "</s>"])
+    how = ("--max_tokens=8", "--seed=3", "--backend=numpy")
+
+    def written(folder, prompt, *more):
+        capsys.readouterr()
+        assert run(["generate", f"--init_from={folder}", f"--prompt={prompt}", *how, *more]) == 0
+        return capsys.readouterr().out.removeprefix(prompt)
+
+    search = ("--beams=2", "--length_penalty=2")
+    bare = write_folder(tmp_path / "bare", CONFIGS["gpt2"] | {"vocab_size": 40})
+    model.save(str(bare / "tokenizer.json"))
+    begins = write_folder(tmp_path / "begins", CONFIGS["gpt2"] | {"vocab_size": 40})
+    model.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    model.save(str(begins / "tokenizer.json"))
+    assert written(begins, "a named") == written(bare, "<s>a named")
+    assert written(begins, "<s>a named") == written(bare, "<s>a named")
+    assert written(begins, "a named") != written(bare, "a named")
+    assert written(begins, "a named", *search) == written(bare, "<s>a named", *search)
+
+
+def test_a_run_that_began_here_has_never_read_a_token_that_begins_texts(tmp_path):
+    begins = SimpleNamespace(begin=3)
+    folder = str(write_folder(tmp_path / "in", BYTES))
+    for model, init_from, token in [
+        ("gpt_mini", None, None),
+        ("gpt_mini", "weights.safetensors", 3),
+        (folder, None, 3),
+    ]:
+        assert begin_token(SimpleNamespace(model=model, init_from=init_from), begins) == token
+        assert begin_token(SimpleNamespace(model=model, init_from=init_from), None) is None

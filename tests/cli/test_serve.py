@@ -69,17 +69,17 @@ def test_a_run_is_served_and_writes_what_generate_writes(started, trained, capsy
     )
     address = line.split()[3].rstrip(":")
     body = {"model": "run", "max_tokens": 20, "temperature": 0.8, "top_k": 50, "seed": 4}
-    found = post(address, "/completions", body | {"prompt": "A named"})["choices"][0]["text"]
+    written = post(address, "/completions", body | {"prompt": "A named"})["choices"][0]["text"]
     capsys.readouterr()
     sampled = ("--max_tokens=20", "--temperature=0.8", "--top_k=50", "--seed=4")
     assert (
         run(["generate", f"--workdir={trained}", "--prompt=A named", "--backend=numpy", *sampled])
         == 0
     )
-    assert capsys.readouterr().out == f"A named{found}\n"
+    assert capsys.readouterr().out == f"A named{written}\n"
     chat = body | {"messages": [{"role": "user", "content": "A named"}]}
     answer = post(address, "/chat/completions", chat)["choices"][0]["message"]
-    assert answer == {"role": "assistant", "content": found, "refusal": None}
+    assert answer == {"role": "assistant", "content": written, "refusal": None}
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
     assert process.stderr.read() == "\nmeshdsl: interrupted\n"
@@ -93,7 +93,7 @@ def refused(capsys, *arguments):
     return err.removeprefix("meshdsl serve: ").rstrip("\n")
 
 
-def test_mistakes_are_told_together(capsys, trained, tmp_path):
+def test_mistakes_are_reported_together(capsys, trained, tmp_path):
     pytest.importorskip("uvicorn")
     text = refused(capsys, "--layout=batch:data", f"--chat_template={tmp_path}/none.jinja")
     assert "--workdir says whose checkpoint to use" in text

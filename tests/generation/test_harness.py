@@ -81,8 +81,8 @@ def log_probabilities(tokens):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_likelihoods_are_those_of_the_full_forward_pass(layout):
-    found = harness_model(LAYOUTS[layout]).loglikelihood(asked("loglikelihood", PAIRS), True)
-    for (before, text), (total, greedy) in zip(PAIRS, found, strict=True):
+    answers = harness_model(LAYOUTS[layout]).loglikelihood(asked("loglikelihood", PAIRS), True)
+    for (before, text), (total, greedy) in zip(PAIRS, answers, strict=True):
         # Spaces between two texts belong to the second one, as in the harness.
         spaces = before[len(before.rstrip()) :]
         context, wanted = tokens_of(before.rstrip()) or [Bytes.end], tokens_of(spaces + text)
@@ -167,13 +167,13 @@ def toy_tasks(folder):
 
 
 def test_the_harness_asks_tasks_of_local_files(tmp_path):
-    found = lm_eval.simple_evaluate(
+    evaluated = lm_eval.simple_evaluate(
         harness_model(LAYOUTS["tensor parallel"]),
         tasks=toy_tasks(tmp_path),
         task_manager=TaskManager(include_defaults=False),
         bootstrap_iters=0,
     )
-    results = found["results"]
+    results = evaluated["results"]
     best, total, words = [], 0.0, 0
     for n in range(1, 4):
         text = f"{n} and {n} are "
@@ -192,7 +192,7 @@ def test_the_harness_asks_tasks_of_local_files(tmp_path):
         np.exp(-total / words), rel=1e-4
     )
     assert results["toy_write"]["exact_match,none"] == 0
-    assert len(found["samples"]["toy_write"]) == 3
+    assert len(evaluated["samples"]["toy_write"]) == 3
 
 
 @functools.cache
@@ -257,14 +257,14 @@ def test_answers_are_those_of_the_harness_on_transformers(layout, tmp_path_facto
         requests = asked(kind, arguments)
         return zip(*(getattr(each, kind)(requests, True) for each in (theirs, lm)), strict=True)
 
-    for wanted, found in both("loglikelihood", PAIRS):
-        assert found == (pytest.approx(wanted[0], abs=1e-5 * 16), wanted[1])
-    for wanted, found in both("loglikelihood_rolling", [(text,) for text in DOCUMENTS]):
-        assert found == pytest.approx(wanted, abs=1e-5 * 100)
+    for wanted, answer in both("loglikelihood", PAIRS):
+        assert answer == (pytest.approx(wanted[0], abs=1e-5 * 16), wanted[1])
+    for wanted, answer in both("loglikelihood_rolling", [(text,) for text in DOCUMENTS]):
+        assert answer == pytest.approx(wanted, abs=1e-5 * 100)
     options = {"until": ["\n"], "max_gen_toks": 8}
     texts = [(context or "It", options) for context, _ in PAIRS]
-    for wanted, found in both("generate_until", texts):
-        assert found == wanted
+    for wanted, answer in both("generate_until", texts):
+        assert answer == wanted
 
 
 def test_each_token_has_the_log_probability_of_transformers(tmp_path_factory):
@@ -278,8 +278,8 @@ def test_each_token_has_the_log_probability_of_transformers(tmp_path_factory):
         lm.load(load_weights(folder, spec_of(model.init)))
         rng = np.random.default_rng(0)
         text = rng.integers(1, model.config.vocab, LENGTH + 1).tolist()
-        (found,) = lm.scorer.score([(text[:1], text[1:])])
+        (likelihood,) = lm.scorer.score([(text[:1], text[1:])])
         logits = theirs.model(torch.tensor([text[:-1]])).logits[0].detach()
         assert logits.dtype == torch.float64
         wanted = torch.log_softmax(logits, -1)[range(LENGTH), text[1:]].numpy()
-        np.testing.assert_allclose(found.tokens, wanted, atol=1e-5, rtol=0)
+        np.testing.assert_allclose(likelihood.tokens, wanted, atol=1e-5, rtol=0)

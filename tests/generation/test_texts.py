@@ -73,6 +73,8 @@ def test_a_tokenizer_that_joins_words(tmp_path):
     words.save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(str(tmp_path / "tokenizer.json"))
     assert prompt_tokens(tokenizer, ["a b", ""]) == [[1, 2], [0]]
+    assert prompt_tokens(tokenizer, ["a b", "", "b"], begin=2) == [[2, 1, 2], [2], [2]]
+    assert prompt_tokens(tokenizer, ["a", ""], start=1, begin=2) == [[2, 1, 0], [2, 0]]
     pieces, text = pieces_of([1, 2, 1, 0, 2], tokenizer=tokenizer)
     assert (pieces, text.written, text.finish) == (["a", " b", " a", ""], "a b a", "end")
 

@@ -15,8 +15,10 @@ from absl import flags
 from meshdsl.cli.checkpointed import (
     OF_MODEL,
     Trained,
+    begin_token,
     chat_template,
     check_mesh_and_out,
+    learned_elsewhere,
     place_of,
     stop_tokens,
 )
@@ -32,7 +34,7 @@ _OF_TEXT = ("data", "data_column", "split", "packing", "eval_batches", "precisio
 
 @dataclass(frozen=True)
 class TaskScores:
-    """What the tasks have found.
+    """The results of tasks.
 
     Attributes:
         step: of the checkpoint; None: the model has none.
@@ -85,7 +87,8 @@ def score(values: flags.FlagValues, problems: Problems) -> TaskScores:
     template = chat_template(values, problems) if values.chat else None
     if values.chat and template is None and not problems.found:
         problems.add("--chat: the tokenizer has no template of chats; give one: --chat_template")
-    ends = stop_tokens(values, tokenizer, problems)
+    end_tokens = stop_tokens(values, tokenizer, problems)
+    begin = begin_token(values, tokenizer)
     for name in _OF_TEXT:
         if values[name].present:
             problems.add(f"--{name} does nothing for --tasks, which have text of their own")
@@ -103,13 +106,13 @@ def score(values: flags.FlagValues, problems: Problems) -> TaskScores:
         length=values.length,
         batch_size=values.batch_size or model.batch_size,
         place=place_of(values),
-        prefix=_prefix(values, tokenizer),
-        begins=_begin(tokenizer) is not None,
+        prefix=_prefix(values, tokenizer) if begin is None else begin,
+        begins=begin is not None,
         template=template,
-        stop_tokens=ends if values.chat else frozenset(),
+        stop_tokens=end_tokens if values.chat else frozenset(),
     )
     lm.load(trained.load(lm.scorer.like, lm.scorer.places()))
-    found = simple_evaluate(
+    evaluated = simple_evaluate(
         lm,
         tasks=names,
         task_manager=manager,
@@ -118,9 +121,10 @@ def score(values: flags.FlagValues, problems: Problems) -> TaskScores:
         apply_chat_template=values.chat,
         log_samples=False,
     )
-    examples = {task: counts["effective"] for task, counts in found["n-samples"].items()}
+    examples = {task: counts["effective"] for task, counts in evaluated["n-samples"].items()}
     step, folder = (None, "") if stored is None else (stored.step, str(stored.folder))
-    return TaskScores(step, folder, {**found["results"], **found.get("groups", {})}, examples)
+    results = {**evaluated["results"], **evaluated.get("groups", {})}
+    return TaskScores(step, folder, results, examples)
 
 
 def _asked(values: flags.FlagValues, problems: Problems) -> tuple[Any, list[str]]:
@@ -152,16 +156,10 @@ def _asked(values: flags.FlagValues, problems: Problems) -> tuple[Any, list[str]
     return manager, asked
 
 
-def _begin(tokenizer: Tokenizer) -> int | None:
-    """Returns the token that the tokenizer's file puts before texts, if any."""
-    begin = getattr(tokenizer, "begin", None)
-    return begin if isinstance(begin, int) else None
-
-
 def _prefix(values: flags.FlagValues, tokenizer: Tokenizer) -> int | None:
+    """Returns the token that a text without another one before it follows; None: the end token."""
     from meshdsl.generation.serving.chat import bos_token_of
 
-    begin = _begin(tokenizer)
-    if begin is None and isinstance(values.tokenizer, str):
-        return bos_token_of(tokenizer, values.tokenizer)
-    return begin
+    if not (isinstance(values.tokenizer, str) and learned_elsewhere(values)):
+        return None
+    return bos_token_of(tokenizer, values.tokenizer)

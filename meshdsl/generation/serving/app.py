@@ -57,6 +57,8 @@ class Service:
         model: its name for clients.
         template: of chats. None: chats are refused.
         stop_tokens: tokens that end an answer of a chat, beside the tokenizer's own.
+        begin: the token that prompts begin with, as of `prompt_tokens`. The text of a chat has its
+            own, by the template.
         body_bytes: the most bytes of a request's body.
         body_seconds: the time in which a body must have come.
         created: when the model was, for clients: in seconds since 1970.
@@ -67,6 +69,7 @@ class Service:
     model: str
     template: Template | None = None
     stop_tokens: frozenset[int] = frozenset()
+    begin: int | None = None
     body_bytes: int = 2**20
     body_seconds: float = 30.0
     created: int = field(default_factory=lambda: int(time.time()))
@@ -169,13 +172,13 @@ class _Server:
         requests = self._requests(asked, prompts, events)
         self._submit(requests)
         answer = Answer(self._service.model, chat, int(time.time()), secrets.token_hex(12))
-        told = _Told(self._service.tokenizer, asked, chat, requests)
+        contents = _Contents(self._service, asked, chat, requests)
         if asked.stream:
-            stream = _stream(http, answer, told, events)
+            stream = _stream(http, answer, contents, events)
             return StreamingResponse(
                 stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
             )
-        return await _together(http, answer, told, events)
+        return await _together(http, answer, contents, events)
 
     async def _body(self, http: HttpRequest) -> bytes:
         """Returns the body of a request.
@@ -242,7 +245,10 @@ class _Server:
                     f"the chat template refuses the messages: {error}", "messages"
                 ) from None
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-        encoded = iter(prompt_tokens(service.tokenizer, texts, service.engine.writer.start))
+        start = service.engine.writer.start
+        # The template of a chat has the token that begins it.
+        begin = None if asked.messages else service.begin
+        encoded = iter(prompt_tokens(service.tokenizer, texts, start, begin))
         encoded_prompts: list[tuple[str, Sequence[int]]] = []
         for prompt in prompts:
             text, tokens = (prompt, next(encoded)) if isinstance(prompt, str) else ("", prompt)
@@ -255,8 +261,8 @@ class _Server:
         writer, most = self._service.engine.writer, self._service.tokenizer.vocabulary
         if max(tokens) >= most:
             raise Refusal(f"tokens are below {most:,}, but a prompt has {max(tokens):,}", param)
-        room = writer.room(len(tokens))
-        if room < (wanted := asked.most or 1) or len(tokens) > writer.context:
+        room, wanted = writer.room(len(tokens)), 1 if asked.most is None else asked.most
+        if room < wanted or len(tokens) > writer.context:
             raise Refusal(
                 f"this model's context is {writer.context:,} tokens, too few for a prompt of "
                 f"{len(tokens):,} and {wanted:,} more",
@@ -290,7 +296,7 @@ class _Server:
                     service.stop_tokens if asked.messages else frozenset(),
                 ),
                 sampling=asked.sampling,
-                most=asked.most or service.engine.writer.room(len(tokens)),
+                most=service.engine.writer.room(len(tokens)) if asked.most is None else asked.most,
                 listener=listener(number),
                 number=number,
                 reports=asked.logprobs is not None,
@@ -317,14 +323,14 @@ class _Server:
 
 
 @dataclass(frozen=True)
-class _Told:
-    """What readers are told of the texts of a request: with their prompts, and probabilities.
+class _Contents:
+    """What readers get of the texts of a request: their prompts, and probabilities of tokens.
 
     Attributes:
         requests: those of the texts, in order.
     """
 
-    tokenizer: Tokenizer
+    service: Service
     asked: Asked
     chat: bool
     requests: Sequence[Request]
@@ -334,7 +340,7 @@ class _Told:
         request = self.requests[number]
         if not self.asked.echo:
             return ""
-        return request.text.prompt or self.tokenizer.decode(request.prompt)
+        return request.text.prompt or self.service.tokenizer.decode(request.prompt)
 
     def logprobs(self, number: int, tokens: Sequence[WrittenToken], first: bool) -> Any:
         """Returns the probabilities of the next tokens of a text, and of its prompt before them.
@@ -344,13 +350,14 @@ class _Told:
         """
         if self.asked.logprobs is None:
             return None
+        tokenizer = self.service.tokenizer
         if self.chat:
-            return of_chat(self.tokenizer, tokens, self.asked.logprobs)
+            return of_chat(tokenizer, tokens, self.asked.logprobs)
         prompt = self.prompt(number)
         read = self.requests[number].read if first else []
         shifted = [WrittenToken(each.probability, each.offset + len(prompt)) for each in tokens]
-        of_both = [*of_prompt(self.tokenizer, prompt, read), *shifted]
-        return of_completion(self.tokenizer, of_both, self.asked.logprobs)
+        of_both = [*of_prompt(tokenizer, prompt, read, self.service.begin), *shifted]
+        return of_completion(tokenizer, of_both, self.asked.logprobs)
 
 
 @asynccontextmanager
@@ -378,11 +385,11 @@ async def _watched(
 async def _together(
     http: HttpRequest,
     answer: Answer,
-    told: _Told,
+    contents: _Contents,
     events: asyncio.Queue[tuple[int, Event] | None],
 ) -> Response:
     """Returns the answer with all texts."""
-    requests = told.requests
+    requests = contents.requests
     reasons: dict[int, str] = {}
     tokens: list[list[WrittenToken]] = [[] for _ in requests]
     async with _watched(http, requests, events):
@@ -397,25 +404,26 @@ async def _together(
             if event.finish is not None:
                 reasons[number] = event.finish
     numbers = range(len(requests))
-    texts = [told.prompt(number) + requests[number].text.written for number in numbers]
+    texts = [contents.prompt(number) + requests[number].text.written for number in numbers]
     ordered = [reasons[number] for number in numbers]
 
     def logprobs() -> list[Any]:
-        return [told.logprobs(number, tokens[number], first=True) for number in numbers]
+        return [contents.logprobs(number, tokens[number], first=True) for number in numbers]
 
-    found = await run_in_threadpool(logprobs)
-    return JSONResponse(answer.all(texts, ordered, _usage(told.asked, requests), found))
+    probabilities = await run_in_threadpool(logprobs)
+    usage = _usage(contents.asked, requests)
+    return JSONResponse(answer.all(texts, ordered, usage, probabilities))
 
 
 async def _stream(
     http: HttpRequest,
     answer: Answer,
-    told: _Told,
+    contents: _Contents,
     events: asyncio.Queue[tuple[int, Event] | None],
 ) -> AsyncIterator[bytes]:
     """Yields the events of server-sent events that answer a request."""
-    left, begun = len(told.requests), set[int]()
-    async with _watched(http, told.requests, events):
+    left, begun = len(contents.requests), set[int]()
+    async with _watched(http, contents.requests, events):
         for number in range(left):
             if (first := answer.first(number)) is not None:
                 yield _sent(first)
@@ -430,13 +438,15 @@ async def _stream(
             left -= event.finish is not None
             is_first = number not in begun
             begun.add(number)
-            piece = told.prompt(number) * is_first + event.piece
-            found = None
-            if told.asked.logprobs is not None:
-                found = await run_in_threadpool(told.logprobs, number, event.tokens, is_first)
-            yield _sent(answer.piece(number, piece, event.finish, found))
-        if told.asked.usage:
-            yield _sent(answer.usage(_usage(told.asked, told.requests)))
+            piece = contents.prompt(number) * is_first + event.piece
+            logprobs = None
+            if contents.asked.logprobs is not None:
+                logprobs = await run_in_threadpool(
+                    contents.logprobs, number, event.tokens, is_first
+                )
+            yield _sent(answer.piece(number, piece, event.finish, logprobs))
+        if contents.asked.usage:
+            yield _sent(answer.usage(_usage(contents.asked, contents.requests)))
         yield b"data: [DONE]\n\n"
 
 

@@ -66,7 +66,7 @@ class Request:
         prompt: its tokens.
         text: what is written.
         sampling: how tokens are chosen.
-        most: the most tokens that are written, at least one.
+        most: the most tokens that are written. 0: the prompt is read alone, for its probabilities.
         listener: gets every event, on the thread of the engine.
         number: of the text, as of `Writer.write`.
         cancelled: nobody waits for the text any more; the engine then drops it. Any thread may say
@@ -174,10 +174,10 @@ class Engine:
         for request in requests:
             check_prompts([request.prompt], 1, self.writer.context)
             room = self.writer.room(len(request.prompt))
-            if not 1 <= request.most <= room:
+            if not 0 <= request.most <= room:
                 raise ValueError(
                     f"{request.most} tokens after a prompt of {len(request.prompt)}: the writer "
-                    f"has room for 1 to {room}"
+                    f"has room for 0 to {room}"
                 )
         with self._changed:
             if self._closed:
@@ -238,13 +238,13 @@ class Engine:
                     if request._begun == request.most:
                         self._rows[row] = None
         if ahead is not None:
-            tokens, found, rows = np.asarray(ahead[0])[:, 0], None, ahead[2]
+            tokens, probabilities, rows = np.asarray(ahead[0])[:, 0], None, ahead[2]
             if any(request is not None and request.reports for request in rows):
-                found = StepProbabilities.of(tokens, ahead[1])
+                probabilities = StepProbabilities.of(tokens, ahead[1])
             for row, (request, token) in enumerate(zip(rows, tokens, strict=True)):
                 if request is not None and not request._over:
-                    reports = found is not None and request.reports
-                    request._add(int(token), found.at(row) if found and reports else None)
+                    reported = probabilities if request.reports else None
+                    request._add(int(token), reported.at(row) if reported else None)
 
     def _read(self) -> None:
         """Reads a chunk of a prompt, if a row is free for its text."""
@@ -275,4 +275,7 @@ class Engine:
             self._rows[row] = request
         if request.scored:
             request.read = latest.prompt_probabilities(request.prompt)
+        if request.most == 0:
+            request.listener(Event(request.text.close("length"), "length"))
+            return
         request._add(latest.first, latest.first_probability() if request.reports else None)

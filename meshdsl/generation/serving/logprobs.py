@@ -15,11 +15,19 @@ _LEAST = -9999.0  # stands for the logarithm of 0, which JSON has no word for
 
 
 def of_prompt(
-    tokenizer: Tokenizer, text: str, tokens: Sequence[TokenProbability]
+    tokenizer: Tokenizer, text: str, tokens: Sequence[TokenProbability], begin: int | None = None
 ) -> list[WrittenToken]:
-    """Returns the tokens of a prompt, with where each begins in its text."""
+    """Returns the tokens of a prompt, with where each begins in its text.
+
+    Args:
+        begin: the token that prompts begin with; it is none of the text, unless that has it too.
+    """
     numbers = [each.token for each in tokens]
-    known = [tokenizer.decode(numbers[:count]).rstrip(_BROKEN) for count in range(len(tokens))]
+    if numbers[:1] == [begin] and not text.startswith(tokenizer.decode(numbers[:1])):
+        first = 1
+    else:
+        first = 0
+    known = [tokenizer.decode(numbers[first:count]).rstrip(_BROKEN) for count in range(len(tokens))]
     return [
         WrittenToken(each, min(len(before), len(text)))
         for each, before in zip(tokens, known, strict=True)
@@ -38,11 +46,11 @@ def of_completion(
     def likely(probability: TokenProbability) -> dict[str, float] | None:
         if probability.log_probability is None:
             return None
-        found: dict[str, float] = {}
+        by_text: dict[str, float] = {}
         own = (probability.token, probability.log_probability)
         for token, value in (*probability.likeliest[:likeliest], own):
-            found.setdefault(tokenizer.decode([token]), _sendable(value))
-        return found
+            by_text.setdefault(tokenizer.decode([token]), _sendable(value))
+        return by_text
 
     return {
         "tokens": [tokenizer.decode([each.probability.token]) for each in tokens],

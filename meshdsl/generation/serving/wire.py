@@ -91,7 +91,8 @@ class Asked:
     Attributes:
         prompts: texts, or tokens; of a chat, none.
         messages: of a chat.
-        most: the most tokens of a text. None: as many as there is room for.
+        most: the most tokens of a text. None: as many as there is room for. 0: only the prompt is
+            echoed.
         count: how many texts for each prompt.
         usage: whether a stream ends with the numbers of tokens.
         logprobs: of how many of the likeliest tokens the answer has the probabilities, beside its
@@ -154,7 +155,8 @@ def read_request(fields: Mapping[str, Any], chat: bool, model: str) -> Asked:
     for name in options:
         if name not in ("include_usage", "include_obfuscation"):
             raise Refusal(f"stream_options has no {name[:50]!r}", "stream_options")
-    most = _whole(fields, "max_tokens", 1, None if chat else _DEFAULT_TOKENS)
+    echo = False if chat else _truth(fields, "echo")
+    most = _whole(fields, "max_tokens", 0 if echo else 1, None if chat else _DEFAULT_TOKENS)
     if chat:
         most = _whole(fields, "max_completion_tokens", 1, most)
     return Asked(
@@ -167,7 +169,7 @@ def read_request(fields: Mapping[str, Any], chat: bool, model: str) -> Asked:
         stream=stream,
         usage=_truth(options, "include_usage"),
         logprobs=_logprobs(fields, chat),
-        echo=False if chat else _truth(fields, "echo"),
+        echo=echo,
     )
 
 

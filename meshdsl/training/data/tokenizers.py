@@ -37,6 +37,10 @@ class Tokenizer(Protocol):
     unit: str
     end: int
 
+    @property
+    def begin(self) -> int | None:
+        """The token that prompts begin with, which `encode` does not add. None: no token."""
+
     def encode(self, texts: Sequence[bytes]) -> list[NDArray[np.integer]]:
         """Returns the tokens of each document.
 
@@ -58,6 +62,7 @@ class Bytes:
     vocabulary = VOCABULARY
     unit = "byte"
     end = SEPARATOR
+    begin = None
 
     def encode(self, texts: Sequence[bytes]) -> list[NDArray[np.integer]]:
         return [np.frombuffer(text + bytes([SEPARATOR]), np.uint8) for text in texts]
@@ -121,7 +126,7 @@ class FileTokenizer:
 
     @property
     def begin(self) -> int | None:
-        """The token that the file says to put before texts; `encode` does not. None: no token."""
+        """The token that prompts begin with, by the file's post-processor, as in `transformers`."""
         bare, special = (self._inner.encode("a", add_special_tokens=b).ids for b in (False, True))
         return int(special[0]) if special[:1] != bare[:1] else None
 

@@ -221,9 +221,9 @@ def log_probabilities(text):
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
-def check_token(found, tokens, likeliest, wanted, token):
+def check_token(value, tokens, likeliest, wanted, token):
     """Checks a token's logarithm, and those of the likeliest by their bytes."""
-    assert found == pytest.approx(wanted[token], abs=1e-5)
+    assert value == pytest.approx(wanted[token], abs=1e-5)
     order = np.argsort(-wanted)[: len(likeliest)]
     assert tokens == [bytes([byte]).decode(errors="replace") for byte in order]
     np.testing.assert_allclose(likeliest, wanted[order], atol=1e-5)
@@ -270,25 +270,69 @@ def test_an_echo_has_the_prompt_and_its_logprobs(server, stream):
         choices = asked(port, "/v1/completions", body)["choices"]
     text = "".join(choice["text"] for choice in choices)
     assert text == prompt + alone(prompt, 5, Sampling(0)).written
-    found = {key: [] for key in choices[0]["logprobs"]}
+    probabilities = {key: [] for key in choices[0]["logprobs"]}
     for choice in choices:
         for key, values in choice["logprobs"].items():
-            found[key] += values
+            probabilities[key] += values
     count = len(prompt)
-    assert found["tokens"][:count] == list(prompt)
-    assert found["text_offset"][: count + 1] == list(range(count + 1))
-    assert found["token_logprobs"][0] is None and found["top_logprobs"][0] is None
+    assert probabilities["tokens"][:count] == list(prompt)
+    assert probabilities["text_offset"][: count + 1] == list(range(count + 1))
+    assert probabilities["token_logprobs"][0] is None and probabilities["top_logprobs"][0] is None
     read = list(prompt.encode())
     for _ in range(5):
         read.append(int(log_probabilities(read)[-1].argmax()))
     every = log_probabilities(read)
     for at in range(1, count + 5):
         wanted, token = every[at - 1], read[at]
-        assert found["token_logprobs"][at] == pytest.approx(wanted[token], abs=1e-5)
+        assert probabilities["token_logprobs"][at] == pytest.approx(wanted[token], abs=1e-5)
         likely = [bytes([byte]).decode(errors="replace") for byte in np.argsort(-wanted)[:2]]
         own = [bytes([token]).decode(errors="replace")]
-        assert set(found["top_logprobs"][at]) == {*likely, *own}
-    assert len(found["tokens"]) == count + 5
+        assert set(probabilities["top_logprobs"][at]) == {*likely, *own}
+    assert len(probabilities["tokens"]) == count + 5
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_alone_has_the_logprobs_of_a_longer_text(server, stream):
+    port, service = server
+    prompt = "x" * (CONTEXT - 10) + "A prompt !"  # as long as the context
+    body = {"prompt": prompt, "max_tokens": 0, "temperature": 0, "echo": True, "logprobs": 1}
+    if stream:
+        (piece,) = chunks(port, "/v1/completions", body)
+        (choice,) = piece["choices"]
+    else:
+        answer = asked(port, "/v1/completions", body)
+        (choice,) = answer["choices"]
+        usage = {"prompt_tokens": CONTEXT, "completion_tokens": 0, "total_tokens": CONTEXT}
+        assert answer["usage"] == usage
+    assert (choice["text"], choice["finish_reason"]) == (prompt, "length")
+    every = log_probabilities(prompt.encode())
+    wanted = [every[at - 1][byte] for at, byte in enumerate(prompt.encode()) if at]
+    assert choice["logprobs"]["tokens"] == list(prompt)
+    assert choice["logprobs"]["token_logprobs"][0] is None
+    np.testing.assert_allclose(choice["logprobs"]["token_logprobs"][1:], wanted, atol=1e-5)
+    until(lambda: service.engine.counts() == {"running": 0, "waiting": 0})
+
+
+def test_a_prompt_begins_with_the_token_of_its_tokenizer_and_a_chat_with_that_of_its_template(
+    server, tmp_path
+):
+    port, _ = server
+    body = {"prompt": "\x01Hi", "max_tokens": 5, **SEEDED, "echo": True, "logprobs": 1}
+    chat = {"messages": MESSAGES, "max_tokens": 4, **SEEDED}
+    plain = asked(port, "/v1/completions", body)
+    answered = asked(port, "/v1/chat/completions", chat)
+    file = tmp_path / "chat.jinja"
+    file.write_text(TEMPLATE)
+    with served(load_template(file), begin=1) as (begins, _):
+        begun = asked(begins, "/v1/completions", body | {"prompt": "Hi"})
+        assert asked(begins, "/v1/completions", body)["choices"] == plain["choices"]
+        assert asked(begins, "/v1/chat/completions", chat)["choices"] == answered["choices"]
+    assert begun["usage"] == plain["usage"]
+    (choice,), (wanted,) = begun["choices"], plain["choices"]
+    assert choice["text"] == wanted["text"].removeprefix("\x01")
+    offsets, with_token = (each["logprobs"].pop("text_offset") for each in (choice, wanted))
+    assert offsets[:4] == [0, 0, 1, 2] and offsets[1:] == [each - 1 for each in with_token[1:]]
+    assert choice["logprobs"] == wanted["logprobs"]
 
 
 def test_an_echo_without_logprobs_is_the_text_after_its_prompt(server):
@@ -317,20 +361,20 @@ def test_requests_at_once_have_the_texts_that_they_have_alone(server):
         for number in range(6)
     ]
     first = [asked(port, "/v1/completions", body)["choices"] for body in bodies]
-    found = [None] * len(bodies)
+    answers = [None] * len(bodies)
 
     def ask(number):
-        found[number] = asked(port, "/v1/completions", bodies[number])["choices"]
+        answers[number] = asked(port, "/v1/completions", bodies[number])["choices"]
 
     threads = [threading.Thread(target=ask, args=[number]) for number in range(len(bodies))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=60)
-    assert found == first
+    assert answers == first
 
 
-def test_models_and_health_are_told(server):
+def test_models_and_health_are_reported(server):
     port, _ = server
     models = json.loads(send(port, "/v1/models")[2])
     (model,) = models["data"]
@@ -367,6 +411,7 @@ WRONG = {
     "empty stop": ({"prompt": "a", "stop": ""}, "1 to 256 characters", "stop"),
     "logprobs": ({"prompt": "a", "logprobs": 21}, "a whole number from 0 to 20", "logprobs"),
     "truth for a number": ({"prompt": "a", "logprobs": True}, "a whole number from 0", "logprobs"),
+    "nothing": ({"prompt": "a", "max_tokens": -1, "echo": True}, "number from 0", "max_tokens"),
     "echo": ({"prompt": "a", "echo": 1}, "needs to be true or false", "echo"),
     "options": ({"prompt": "a", "stream_options": {"a": 1}}, "stream=true", "stream_options"),
     "truthy": ({"prompt": "a", "stream": 1}, "needs to be true or false", "stream"),

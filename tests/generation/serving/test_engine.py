@@ -115,14 +115,14 @@ def test_each_text_is_the_one_written_alone(engine, tokenizer):
 
 def test_texts_that_join_at_once_are_the_same_on_jax(engine):
     """There, the buffers of programs are given up while the host still waits for their tokens."""
-    found = []
+    written = []
     for backend in ("numpy", "jax"):
         running, requests = engine(backend=backend), []
         for number in range(8):
             requests.append(asked("ab" * (1 + number % 3), 4 + number, SAMPLINGS[1], number))
         running.submit([request for request, _ in requests])
-        found.append([until_end(events) for _, events in requests])
-    assert found[0] == found[1]
+        written.append([until_end(events) for _, events in requests])
+    assert written[0] == written[1]
 
 
 class _Numbered:
@@ -177,8 +177,8 @@ def test_a_request_is_cancelled_while_it_waits(engine):
 
 def test_an_error_fails_every_request_and_stops_the_engine(engine):
     running = engine(rows=1, slow=True)
-    requests, told = [asked("ab", 5), asked("cd", 5)], []
-    running.on_error = lambda: told.append(True)
+    requests, reported = [asked("ab", 5), asked("cd", 5)], []
+    running.on_error = lambda: reported.append(True)
     running.submit([request for request, _ in requests])
     problem = RuntimeError("the device is gone")
 
@@ -190,7 +190,7 @@ def test_an_error_fails_every_request_and_stops_the_engine(engine):
     for _, events in requests:
         assert until_end(events)[1] == "failed"
     running.close()
-    assert running.error is problem and told == [True]
+    assert running.error is problem and reported == [True]
     with pytest.raises(Stopped):
         running.submit([asked("ab", 1)[0]])
 
@@ -234,8 +234,8 @@ def test_what_does_not_fit_is_refused_at_once(engine):
     running = engine()
     for prompt, most, problem in [
         ("", 1, "prompt 0 has 0 tokens; the writer takes 1 to 24"),
-        ("a" * 20, 5, "5 tokens after a prompt of 20: the writer has room for 1 to 4"),
-        ("a", 0, "0 tokens after a prompt of 1: the writer has room for 1 to 23"),
+        ("a" * 20, 5, "5 tokens after a prompt of 20: the writer has room for 0 to 4"),
+        ("a", -1, "-1 tokens after a prompt of 1: the writer has room for 0 to 23"),
     ]:
         with pytest.raises(ValueError) as error:
             running.submit([asked(prompt, most)[0]])

@@ -1,10 +1,12 @@
 """Tokenizers: bytes, and files of the `tokenizers` library."""
 
+import json
 import sys
 
 import numpy as np
 import pytest
 
+from meshdsl.generation.texts import prompt_tokens
 from meshdsl.training.data import Bytes, FileTokenizer, check_vocabulary, load_tokenizer
 from tests.training.data.files import WORDS, write_tokenizer
 
@@ -111,3 +113,48 @@ def test_the_usual_tokenizer_of_bytes_and_merges_is_exact(tmp_path):
     ids = load_tokenizer(str(tmp_path / "bpe.json")).encode([text.encode()])[0]
     assert ids[-1] == 0 and np.all(ids[:-1] > 0)
     assert inner.decode(ids[:-1].tolist()) == text
+
+
+def begun_by(folder, added, processor=True):
+    """Writes a folder whose tokenizer puts a token before texts if its post-processor says so."""
+    import tokenizers
+
+    folder.mkdir()
+    inner = tokenizers.Tokenizer.from_file(write_tokenizer(folder / "tokenizer.json"))
+    inner.add_special_tokens(["<eos>"])
+    if processor:
+        inner.post_processor = tokenizers.processors.TemplateProcessing(
+            single="<eos> $A", special_tokens=[("<eos>", 5)]
+        )
+    inner.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<eos>", **added}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.mark.parametrize("added", [{}, {"add_bos_token": True}, {"add_bos_token": False}])
+@pytest.mark.parametrize("processor", [False, True])
+def test_prompts_begin_with_the_token_of_the_post_processor(tmp_path, added, processor):
+    folder = begun_by(tmp_path / "of", added, processor)
+    tokenizer = FileTokenizer(folder / "tokenizer.json")
+    assert tokenizer.begin == (5 if processor else None)
+    assert tokenizer.encode([b"a named"])[0].tolist() == [0, 1, 5]  # documents have none
+    assert prompt_tokens(tokenizer, ["a named"], begin=tokenizer.begin) == [
+        [5] * processor + [0, 1]
+    ]
+
+
+@pytest.mark.filterwarnings("ignore")  # of a library
+@pytest.mark.parametrize("added", [{}, {"add_bos_token": True}, {"add_bos_token": False}])
+@pytest.mark.parametrize("processor", [False, True])
+def test_prompts_begin_as_those_of_transformers(tmp_path, added, processor):
+    transformers = pytest.importorskip("transformers")
+    folder = begun_by(tmp_path / "of", added, processor)
+    theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
+    tokenizer = FileTokenizer(folder / "tokenizer.json")
+    (tokens,) = prompt_tokens(tokenizer, ["a named dim"], begin=tokenizer.begin)
+    assert theirs("a named dim").input_ids == tokens
+
+
+def test_bytes_begin_with_no_token():
+    assert Bytes().begin is None
