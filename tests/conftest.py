@@ -1,8 +1,9 @@
 """Eight virtual CPU devices, 64-bit numbers where a test asks for them, and the samples of a run.
 
-A run checks a sample of the random programs and one of the tests marked slow. Both are chosen by
-the commit, so that a run can be repeated; the last line names the seed, and `--seed` sets it.
-`--cases=10000 --first_case=0` and `--slow` run them all.
+A run checks a sample of the random programs and one of the tests marked slow; one of the whole
+suite, each third of those marked long. All are chosen by the commit, so that a run can be repeated;
+the last line names the seed, and `--seed` sets it. `--cases=10000 --first_case=0` and `--slow` run
+them all.
 
 Compilation takes most of the time, so XLA leaves out LLVM's optimizations. Its own passes, which
 reorder arithmetic, run as for users. Tests marked `optimized`, and all with `--optimize`, compile
@@ -30,6 +31,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
 
 KNOWN_CASES = 10_000
+TURNS = 3  # a test marked long runs in one of so many runs of the whole suite
 MUCH = 3 << 29  # bytes; a worker that holds more lets go of what a module's tests have compiled
 MOST = 2 << 30  # bytes; one that holds more does so within a module too, where tests share programs
 RESIDENT = Path("/proc/self/statm")  # on Linux
@@ -41,7 +43,7 @@ def pytest_addoption(parser):
     parser.addoption("--tf_every", type=int, default=6, help="which to run on TensorFlow too")
     parser.addoption("--tpu_every", type=int, default=12, help="which as TensorFlow runs on TPUs")
     parser.addoption("--first_case", type=int, help="the first of them; by default, from the seed")
-    parser.addoption("--slow", action="store_true", help="run every slow test, not one of them")
+    parser.addoption("--slow", action="store_true", help="run every slow and every long test")
     parser.addoption("--optimize", action="store_true", help="compile every test as users do")
     parser.addoption("--seed", type=int, help="chooses the samples; by default, from the commit")
 
@@ -131,10 +133,21 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_collection_modifyitems(config, items):
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    if config.getoption("slow") or len(slow) < 2 or len(slow) == len(items):
+    if config.getoption("slow"):
         return
-    chosen = slow[seed(config) % len(slow)]
-    left = [item for item in slow if item is not chosen]
-    config.hook.pytest_deselected(items=left)
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    left = set()
+    if 1 < len(slow) < len(items):
+        left.update(slow)
+        left.remove(slow[seed(config) % len(slow)])
+    if is_whole(config):
+        long = [item for item in items if item.get_closest_marker("long") and item not in left]
+        left.update(item for at, item in enumerate(long) if (at + seed(config)) % TURNS)
+    config.hook.pytest_deselected(items=[item for item in items if item in left])
     items[:] = [item for item in items if item not in left]
+
+
+def is_whole(config) -> bool:
+    """Returns whether the whole suite is asked for; who names a part of it wants all of that."""
+    suite = [config.rootpath / path for path in config.getini("testpaths")]
+    return [Path(config.invocation_params.dir, path).resolve() for path in config.args] == suite

@@ -128,6 +128,7 @@ def test_two_clones_never_mix(environment, tmp_path):
         assert all(Path(file).is_relative_to(folder) for file in files)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("installed", ["editable", "checkout", "wheel"])
 @pytest.mark.parametrize("tool", ["mypy", "pyright"])
 def test_type_checkers_see_public_types(tool, installed, environment, wheel, tmp_path):

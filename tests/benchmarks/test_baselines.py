@@ -82,6 +82,7 @@ def assert_close(ours, theirs):
 QUICK = ("mlp_fsdp_tensor", "long_context_fsdp")  # the others take ten to twenty seconds each
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in BASELINES],

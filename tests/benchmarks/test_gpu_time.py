@@ -16,6 +16,7 @@ from tests.benchmarks.test_baselines import (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_a_plain_program_takes_the_same_step(name):
     case = CASES[name](small=True)
@@ -33,6 +34,7 @@ def test_a_plain_program_takes_the_same_step(name):
     assert_close(numbers(state.params), their_numbers(theirs["params"]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_both_are_called_in_turn(name):
     case = CASES[name](small=True)

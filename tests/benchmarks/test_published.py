@@ -62,6 +62,7 @@ def test_errors_are_relative_and_scaled_by_the_others():
     assert 0.03 < mean(trivial) < 0.12
 
 
+@pytest.mark.long
 def test_a_step_is_predicted_within_a_third_of_its_time():
     for table in {row.table for row in ROWS}:
         row = next(row for row in ROWS if row.table == table)

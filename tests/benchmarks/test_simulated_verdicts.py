@@ -23,6 +23,7 @@ def test_errors_are_those_of_the_simulation():
     )
 
 
+@pytest.mark.long
 def test_attention_without_kernels_is_simulated_as_products_over_all_scores():
     code = """
 from meshdsl.layouts.costs import costs_of

@@ -32,6 +32,7 @@ def little_effort(monkeypatch):
     monkeypatch.setattr("meshdsl.cli.planning.automatic.effort_of", effort)
 
 
+@pytest.mark.long
 def test_explain_finds_what_is_left_to_it(capsys):
     machine = "--topology=v5e:2x2"
     assert run(["explain", *SMALL, machine, "--layout=auto", "--microbatches=auto"]) == 0
@@ -119,6 +120,7 @@ def searches(monkeypatch):
     return made
 
 
+@pytest.mark.long
 def test_a_run_keeps_its_layout_when_it_goes_on(capsys, tmp_path, searches):
     (tmp_path / "text.txt").write_bytes(b"A named dimension is a dimension with a name. " * 200)
     workdir = tmp_path / "run"

@@ -91,6 +91,7 @@ def test_a_file_of_another_machine_is_not_completed(tmp_path, capsys):
     assert Path(path).read_text() == before
 
 
+@pytest.mark.long
 def test_explain_takes_the_times_of_a_calibration(tmp_path, capsys, here):
     path = written(tmp_path)
     assert run(["explain", *MINI, f"--hardware={path}"]) == 0
@@ -101,6 +102,7 @@ def test_explain_takes_the_times_of_a_calibration(tmp_path, capsys, here):
     assert "as elementwise work on as many bytes" in text
 
 
+@pytest.mark.long
 def test_sweep_ranks_by_the_times_of_a_calibration(tmp_path, capsys, here):
     path = written(tmp_path)
     layouts = ("--layout=batch:data", "--layout=length:data")

@@ -20,6 +20,7 @@ def test_the_largest_model_on_512_devices_is_explained_and_nothing_is_allocated(
     assert "blocks/attention/query" in report
 
 
+@pytest.mark.long
 def test_advice_that_is_taken_does_what_it_said_and_is_not_given_again(capsys):
     def tried(mesh):
         flags = (f"--mesh_shape={mesh}", f"{LAYOUT}; params/embed:data", "--json")
@@ -33,6 +34,7 @@ def test_advice_that_is_taken_does_what_it_said_and_is_not_given_again(capsys):
     assert "data:128,model:4" not in second["smaller"] + second["faster"]
 
 
+@pytest.mark.long
 def test_where_time_decides_it_decides_about_the_advice_too(capsys):
     mesh, remat = ("--mesh_shape=data:2,model:4", "--hardware=v5p"), "--remat=full"
     report = json.loads(explained(capsys, *mesh, LAYOUT, "--json"))

@@ -52,6 +52,7 @@ def explained(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.long
 def test_the_figures_of_plans_are_those_of_explain(explored, capsys):
     given = *SMALL, "--batch_size=8", "--length=16", "--hardware=h100"
     _, data, _ = explored(*given, *GIVEN, ONE, "--plans=16")

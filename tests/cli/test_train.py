@@ -186,6 +186,7 @@ def test_an_interrupted_run_leaves_complete_metrics(tmp_path, text):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("output", ["nobody reads it", "it is closed"])
 def test_where_nobody_reads_the_run_goes_on_and_its_exit_code_is_reported(output, tmp_path, text):
     when = ("--steps=9", "--log_every=1", "--exit_at_step=3", f"--workdir={tmp_path}/run")

@@ -101,6 +101,7 @@ def test_the_flags_that_a_page_names_are_those_of_a_command(page):
     assert named - {*flags.FLAGS} - FOREIGN <= {*flags.ABOUT, "version"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", RUN["explain"])
 def test_what_explain_is_shown_with_runs(command, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)

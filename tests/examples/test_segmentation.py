@@ -4,9 +4,12 @@ import runpy
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "segmentation.py"
 
 
+@pytest.mark.long
 def test_balls_and_boxes_are_told_apart(monkeypatch, capsys):
     layout = ("--mesh_shape=x:2,y:2", "--layout=depth:x;height:y")
     small = ("--steps=30", "--batch_size=2", "--model_args=filters=4")

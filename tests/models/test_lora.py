@@ -98,6 +98,7 @@ def test_at_first_adapters_add_nothing_and_paths_stay():
     assert sum(path.startswith("adapters/") for path in others) == len(others) - len(own) == 8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gpt_mini", "t5_mini", "bert_mini", "mixtral_mini"])
 def test_other_weights_stay_and_have_no_state(name):
     model = with_lora(models.load(name, "layers=2,embed=16,heads=4,d_ff=24,vocab=260"), "query:2")

@@ -57,6 +57,7 @@ def texts(model, batch_size=32, length=32):
 SLOW = ("dropless experts", "latent attention")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "run", [pytest.param(run, marks=pytest.mark.slow) if run in SLOW else run for run in RUNS]
 )
@@ -88,6 +89,7 @@ def pairs_of_symbols(batch_size=32, length=32, symbols=64):
         yield {"tokens": tokens, "targets": tokens}
 
 
+@pytest.mark.long
 def test_an_encoder_learns_to_fill_in_from_both_sides():
     model = models.load("bert_mini", SMALL)
     result = train(
@@ -101,6 +103,7 @@ def test_an_encoder_learns_to_fill_in_from_both_sides():
     assert np.mean(result.losses[-5:]) < np.log(64) - 0.5
 
 
+@pytest.mark.long
 def test_a_residual_network_learns_and_then_needs_no_batch():
     """In inference, statistics kept from training stand for those of the batch."""
     model = models.load("resnet_mini", "stem=8,filters=8+16")

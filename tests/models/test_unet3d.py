@@ -118,6 +118,7 @@ def test_each_of_eight_devices_holds_an_eighth_of_the_activations(layout):
     assert held <= 1.15 * compiled / 8
 
 
+@pytest.mark.long
 def test_it_learns_to_tell_balls_from_boxes():
     model = models.load("unet3d_mini")
     result = train(

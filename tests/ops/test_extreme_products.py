@@ -125,6 +125,7 @@ def test_the_gradient_of_a_recurrence_is_that_of_one_device():
             assert_near(found, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("backend", "dtype"), [("jax", "float32"), ("tf", "complex64")])
 def test_other_backends_agree(backend, dtype):
     """Those with other algorithms; also where one device alone would lose a long product."""
@@ -212,6 +213,7 @@ def test_what_shrinks_from_large_states_is_not_lost(backend, mesh):
     assert_near(found[:120], one_by_one(decay, x, False)[:120])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["complex64", "float64"])
 def test_complex_and_double_numbers_leave_their_range_on_no_mesh(dtype):
     big = 1e20 if dtype == "complex64" else 1e200

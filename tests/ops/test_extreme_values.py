@@ -168,6 +168,7 @@ def _expected():
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_extreme_values_give_what_the_definition_says(backend, mesh, expected):

@@ -23,6 +23,7 @@ def jitted(mesh, **kwargs):
 QUICK = (None, "data:2,model:4", "a:2,b:2,c:2")  # twelve steps take fifteen seconds each
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "mesh",
     [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES],

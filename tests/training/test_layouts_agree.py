@@ -74,6 +74,7 @@ def unsharded():
     return losses(models.load("gpt_mini", SMALL), 10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_ten_losses_of_a_small_model_are_those_of_one_device(name, unsharded):
     mesh, layout = LAYOUTS[name]
@@ -83,6 +84,7 @@ def test_ten_losses_of_a_small_model_are_those_of_one_device(name, unsharded):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", [n if n == "sequence" else pytest.param(n, marks=pytest.mark.slow) for n in LAYOUTS]
 )
@@ -108,6 +110,7 @@ def test_on_tensorflow_context_parallelism_changes_no_loss(name, unsharded):
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n == "rotary" else n for n in CONTEXT]
 )
@@ -126,6 +129,7 @@ def odd_unsharded():
     return losses(ODD, 10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", UNEVEN)
 def test_sizes_that_do_not_divide_change_no_loss(name, odd_unsharded):
     np.testing.assert_allclose(losses(ODD, 10, *UNEVEN[name]), odd_unsharded, atol=2e-5)

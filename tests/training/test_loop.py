@@ -47,6 +47,7 @@ def test_training_learns():
     assert int(result.state.step) == 300
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["jax", "tf", "numpy"])
 def test_losses_do_not_depend_on_the_layout(backend):
     expected = run(steps=20).losses

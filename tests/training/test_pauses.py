@@ -81,6 +81,7 @@ def test_a_first_one_that_does_not_come_is_named(start):
         assert code == 2 and "process 0, the coordinator at localhost:" in words
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_one_that_ends_while_jax_connects_them_is_named(which, start):
     (victim,) = start(2, which, ends="connecting")
@@ -90,6 +91,7 @@ def test_one_that_ends_while_jax_connects_them_is_named(which, start):
     assert victim.wait() == -signal.SIGKILL
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_one_that_ends_after_all_have_joined_is_named_and_no_other(which, start):
     processes = start(3, 0, 1, 2, seconds=300)
@@ -104,6 +106,7 @@ def test_one_that_ends_after_all_have_joined_is_named_and_no_other(which, start)
         assert line.startswith(f"process {which} on ") and line.count("process ") == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_pause_that_is_too_long_names_the_one_that_stood_still(which, start):
     processes = start(2, 0, 1, seconds=300, pause_timeout=8, margin=22)
@@ -122,6 +125,7 @@ def test_a_pause_that_is_too_long_names_the_one_that_stood_still(which, start):
     assert "and the others wait for 8 s (--pause_timeout): process " in words
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("which", "pause"),
     [

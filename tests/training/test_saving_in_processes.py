@@ -70,6 +70,7 @@ def together(start):
     return job
 
 
+@pytest.mark.long
 def test_two_processes_go_on_from_one_and_one_from_two(together, tmp_path):
     """Parameters and optimizer state are the same to the bit, and the losses those of no stop."""
     whole = run(steps=9).losses
@@ -94,6 +95,7 @@ def test_two_processes_go_on_from_one_and_one_from_two(together, tmp_path):
     np.testing.assert_allclose(new["losses"], run(init_from=weights, steps=1).losses, atol=2e-5)
 
 
+@pytest.mark.long
 def test_each_process_saves_on_a_disk_of_its_own(together, tmp_path):
     """Killed, they go on from the last that both have; with a disk lost, from the shared one."""
     whole = run(steps=12).losses
@@ -126,6 +128,7 @@ def test_each_process_saves_on_a_disk_of_its_own(together, tmp_path):
     np.testing.assert_allclose([*found.values()], whole, atol=2e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("full", [0, 1])
 def test_the_full_disk_of_one_process_is_the_message_of_both(full, start, tmp_path):
     """Orbax would have the other wait for 20 minutes."""

@@ -113,6 +113,7 @@ def language():
         yield {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}
 
 
+@pytest.mark.long
 def test_the_loads_of_experts_get_even():
     model = models.load("deepseek_mini", BIASED)
     dims = {name: ["batch", "length"] for name in ("tokens", "targets")}

@@ -56,6 +56,7 @@ def test_weights_of_another_model_are_reported_before_the_data_is_read(told, tmp
     assert "--init_from: " in message and "embedding" in message
 
 
+@pytest.mark.long
 def test_settings_that_differ_from_the_checkpoint_are_reported_before_the_data_is_read(
     told, data, tmp_path, capsys
 ):
@@ -71,6 +72,7 @@ def test_settings_that_differ_from_the_checkpoint_are_reported_before_the_data_i
     assert "--noresume: " in told(work, "--steps=1", "--noresume")
 
 
+@pytest.mark.long
 def test_arrays_of_another_size_are_reported_before_the_data_is_read(told, data, tmp_path, capsys):
     work = f"--workdir={tmp_path / 'work'}"
     assert main.run(["train", data, *SMALL, work, "--steps=1", "--eval_batches=1"]) == 0

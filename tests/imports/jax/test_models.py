@@ -102,6 +102,7 @@ def test_few_names_name_nearly_all_dims_and_numbers_are_those_of_jax(name):
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["batch:data", TENSOR_PARALLEL, FSDP])
 def test_a_transformer_of_flax(layout):

@@ -137,6 +137,7 @@ def test_other_backends_take_and_give_them():
         assert np.array_equal(md.jit(lambda x: x * 2, *TWO_AXES, name)(stored), 2 * x.data)
 
 
+@pytest.mark.long
 def test_as_jax_takes_and_returns_logical_arrays():
     x = random([n, m])
     function = md.jit(lambda x: (md.sin(x), md.sum(x * x)), *TWO_AXES).as_jax(x)

@@ -51,6 +51,7 @@ def both(function, **options):
     return md.jit(lambda *x: md.value_and_grad(loss, (0, 1, 2))(*x))(Q, K, V)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [
@@ -69,6 +70,7 @@ def test_splash_attention_is_attention(options, monkeypatch):
     assert_close(found, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("context", "causal"), [("ring", False), ("ring", True), ("sums", False)])
 def test_splash_attention_of_parts_of_a_memory_is_attention(context, causal, monkeypatch):
     """The gradients of a part are of the result and the log-sum-exp of the whole memory."""

@@ -45,6 +45,7 @@ def test_our_backends_keep_it(name):
     assert missing(backends.load(name)) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", backends.BACKENDS)
 def test_executables_run_and_say_what_was_made_of_the_program(name):
     compiled = md.jit(lambda x: x * 2, backend=name).lower(X).compile()

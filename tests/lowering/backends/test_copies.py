@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import meshdsl as md
 from meshdsl.lowering.backends.jax import EMITTERS, executable
@@ -65,6 +66,7 @@ def test_gathered_outputs_are_written_once_more_to_the_place_of_an_input():
         np.testing.assert_array_equal(np.asarray(one), np.asarray(two))
 
 
+@pytest.mark.long
 def test_gradients_before_a_loop_of_the_backward_pass_do_not_wait_for_its_end():
     def loss(both):
         w, v = both

@@ -63,6 +63,7 @@ def takes(function, *given):
     return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_operation_that_takes_the_dtype(dtype):
     dtype = as_dtype(dtype)

@@ -48,6 +48,7 @@ def test_nothing_else_is_padded(platform, vocab, dtype):
     assert "stablehlo.pad" not in on(platform, vocab, dtype)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("equation", ["ab,cb->ac", "ab,ac->bc", "abc,dc->abd", "abc,adc->abd"])
 def test_zeros_change_no_number(equation):
     sizes = dict(zip("abcd", (3, 1029, 1030, 1031), strict=True))

@@ -43,6 +43,7 @@ def stepped(pair, backend, size="small", steps=2):
     return [*metrics.values(), *leaves]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["mlp_2d", "decoder_fsdp_sequence"])
 def test_training_steps_give_the_numbers_of_the_jax_backend(name):
     found, expected = stepped(PAIRS[name], "jax_auto"), stepped(PAIRS[name], "jax")
@@ -58,6 +59,7 @@ def test_every_pair_gives_the_numbers_of_the_jax_backend(name):
         assert_close(one, other, 2e-3)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::meshdsl.layouts.validate.LayoutWarning")
 @pytest.mark.parametrize("number", [0, 12, 16, 26])
 def test_random_programs_give_the_numbers_of_the_reference(number):

@@ -238,6 +238,7 @@ def test_every_chain_between_two_layouts_on_two_axes_is_right_and_the_cheapest(s
         check_optimal(shape, start, goal, mesh)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("shape", "mesh"), [CUBE, UNEVEN], ids=str)
 @pytest.mark.parametrize("kind", ["sum", "min"])
 def test_chains_on_three_axes_are_right_and_the_cheapest(shape, mesh, kind):

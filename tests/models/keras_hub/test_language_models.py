@@ -50,6 +50,7 @@ def decoder_states(model):
     }
 
 
+@pytest.mark.long
 def test_gpt2():
     model = models.load("gpt2_small", SIZES)
     mapping = {
@@ -74,6 +75,7 @@ def rotary_decoder():
     }
 
 
+@pytest.mark.long
 def test_llama():
     model = models.load("llama3_8b", f"{SIZES},kv_heads=2,rotary_base=10000")
     dense = "transformer_layer_{}/feedforward_{}_dense/kernel"
@@ -179,6 +181,7 @@ def t5_stack(ours, theirs, first_norm, embeddings):
     return {f"{ours}/{path}": take for path, take in found.items()}
 
 
+@pytest.mark.long
 def test_t5():
     model = models.load("t5_small", f"{SIZES},kv=6")
     mapping = {

@@ -20,6 +20,7 @@ def layers_of(block, convolutions):
     return names, f"{block}_0"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "kind", "convolutions"),
     [

@@ -43,6 +43,7 @@ def everything(function):
     return lambda x, s: (function(x, s), md.grad(loss, (0, 1))(x, s), md.grad(slope, (0, 1))(x, s))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("function", "reference"), [(of_rows, normalised), (of_sums, weighted)])
 def test_local_computes_what_the_function_does(function, reference):
     """The gradients are those of JAX, twice."""

@@ -87,6 +87,7 @@ def test_with_less_room_details_go_and_figures_stay(values, share):
     assert (detailed == 60) == (share == 1.0)
 
 
+@pytest.mark.long
 def test_ten_thousand_plans_stay_below_the_limit(values):
     packing = packed(values, 10_000)
     text, detailed = page(packing)

@@ -285,6 +285,7 @@ def test_views_do_not_lie_over_each_other(show, plans):
         assert bottom <= top + 1 and inner <= bottom + 1
 
 
+@pytest.mark.long
 def test_a_change_among_ten_thousand_plans_shows_at_once(show, plans):
     packing = packed(plans, 10_000)
     browser = show(packing)

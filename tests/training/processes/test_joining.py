@@ -125,6 +125,7 @@ def alone(text, workdir, steps, *arguments):
     return losses(workdir)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("count", "mesh"),
     [

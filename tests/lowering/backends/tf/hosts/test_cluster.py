@@ -86,6 +86,7 @@ def expected():
     return train(recipe, data, steps=STEPS, reporting=Reporting(quiet=True)).losses
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "count, mesh, layout",
     [
@@ -99,6 +100,7 @@ def test_losses_of_several_processes_are_those_of_one(count, mesh, layout, expec
         np.testing.assert_allclose(result(process)["losses"], expected, atol=2e-6)
 
 
+@pytest.mark.long
 def test_programs_find_each_other_whatever_else_a_process_has_built(start):
     _, processes = start(2, {}, module="several_programs")
     for found in map(result, processes):
@@ -106,6 +108,7 @@ def test_programs_find_each_other_whatever_else_a_process_has_built(start):
         assert found == {"sum": 28.0, "max": 7.0, "rows": rows, "again": 28.0}
 
 
+@pytest.mark.long
 def test_a_process_that_dies_is_named_with_the_instruction_that_waited_for_it(start):
     options = {"mesh": "data:2,model:2", "layout": "batch:data; hidden:model", "steps": STEPS}
     addresses, (first, second) = start(2, options, {1: {"dies_at": 3}})
@@ -174,6 +177,7 @@ def test_what_cannot_be_a_cluster_is_reported(config, told, monkeypatch):
     assert str(error.value).startswith(told)
 
 
+@pytest.mark.long
 def test_a_process_that_never_starts_is_named(start):
     addresses, (only, other) = start(
         2, {"mesh": "data:2", "layout": "batch:data", "steps": 2}, timeout=4
