@@ -123,13 +123,14 @@ class Browser:
         os.close(self._answers)
         self._profile.cleanup()
 
-    def open(self, file: Path) -> None:
-        """Opens a file and waits until it is loaded."""
+    def open(self, page: Path | str) -> None:
+        """Opens a file, or an address of this machine, and waits until it is loaded."""
+        address = page if isinstance(page, str) else page.as_uri()
         self.requests.clear()
         self.problems.clear()
-        self.call("Page.navigate", url=file.as_uri())
+        self.call("Page.navigate", url=address)
         while self.evaluate("document.readyState") != "complete" or (
-            self.evaluate("location.href") != file.as_uri()
+            self.evaluate("location.href") != address
         ):
             time.sleep(0.02)
 

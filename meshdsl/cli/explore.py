@@ -1,6 +1,7 @@
 """`meshdsl explore`: many plans of a training step on one page, to edit and to compare.
 
-The page needs no server and no network. Its figures are those of `meshdsl explain --json`.
+The page needs no server and no network. Its figures are those of `meshdsl explain --json`. With
+`--live` this process serves it, and computes any other plan that is chosen there.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import shlex
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -32,6 +34,7 @@ from meshdsl.cli.plan import machine_of
 from meshdsl.cli.planning.interrupting import interruptible
 from meshdsl.cli.planning.pages import write_page
 from meshdsl.cli.planning.searched import Asked, asked, put
+from meshdsl.cli.serving.listening import listening, server_of
 from meshdsl.cli.sweeping.progress import Progress
 from meshdsl.cli.sweeping.workers import Died, perform
 from meshdsl.layouts.calibration import find_hardware
@@ -48,11 +51,14 @@ from meshdsl.search.facts import Facts
 from meshdsl.search.plans import Effort
 from meshdsl.search.searching import Search
 from meshdsl.search.space import Variant
+from meshdsl.training.reporting.output import tell
 
 MOST = 10_000
 _PAGE = "explore.html"
+_HOST = "127.0.0.1"
+_GRACE = 1  # seconds in which answers may come to their ends when the server stops
 # Flags that choices have, that say what to compute, or that are of other commands.
-_ASIDE = frozenset("html plans parallel microbatches topology slices hardware".split())
+_ASIDE = frozenset("html plans live port parallel microbatches topology slices hardware".split())
 
 
 def main(values: absl_flags.FlagValues, problems: Problems) -> None:
@@ -61,7 +67,9 @@ def main(values: absl_flags.FlagValues, problems: Problems) -> None:
     Raises:
         ValueError: mistakes as in `explain` and `plan`; or no plan could be computed.
     """
+    make_server = _make_server(values, problems) if values.live else None
     request, given = _request(values, problems)
+    listener = _listener(values) if make_server else None
     space = _Space.of(request, given)
     packing = Packing(_head(request, space.facts))
     with interruptible() as stopped:
@@ -69,11 +77,52 @@ def main(values: absl_flags.FlagValues, problems: Problems) -> None:
     if not packing.front:
         reasons = list(packing.reasons.values())
         raise ValueError(f"no plan could be computed: {reasons[0] if reasons else 'stopped'}")
-    text, detailed = page(packing)
+    if values.html or not make_server:
+        text, detailed = page(packing)
+    if make_server:
+        step = space.searches[-1].step
+        packing.head["live"] = {"microbatches": step.microbatches, "remats": step.remats}
+        served, detailed = page(packing)
     _print(packing, detailed, given)
     if done < wanted:
         print(f"stopped early: {done:,} of {wanted:,} plans were computed")
-    write_page(values.html or _PAGE, text)
+    if values.html or not make_server:
+        write_page(values.html or _PAGE, text)
+    if make_server and listener:
+        _serve(make_server, listener, served, space)
+
+
+def _make_server(values: absl_flags.FlagValues, problems: Problems) -> Callable[[Any], Any]:
+    """Returns a function from an application to its server."""
+    if values["host"].present and values.host != _HOST:
+        problems.add(
+            "--host is of `serve`: `explore --live` answers this machine alone; forward its port "
+            "to see the page elsewhere"
+        )
+    return server_of("explore --live", _GRACE, problems)
+
+
+def _listener(values: absl_flags.FlagValues) -> socket.socket:
+    """Returns a socket that listens on this machine alone."""
+    port = values.port if values["port"].present else 0
+    return listening(_HOST, port, f"--port={port}")
+
+
+def _serve(
+    make_server: Callable[[Any], Any], listener: socket.socket, text: str, space: _Space
+) -> None:
+    """Serves the page, and computes plans for it, until the process is interrupted."""
+    from meshdsl.cli.exploring.live import Offer, application
+
+    step = space.searches[-1].step
+    offer = Offer(space.request.machine.devices, step.microbatches, step.remats)
+    computer = Computer(_arguments(space.request))
+    server = make_server(application(text, offer, computer.result))
+    tell(
+        f"the page is at http://{_HOST}:{listener.getsockname()[1]}/ for this machine; what is "
+        "chosen there is computed here. Ctrl-C ends it"
+    )
+    server.run(sockets=[listener])
 
 
 def _request(values: absl_flags.FlagValues, problems: Problems) -> tuple[Asked, list[Choice]]:
@@ -209,8 +258,7 @@ def _results(
         return
     computer = Computer(arguments)
     for choice in tasks:
-        for result in computer.results(choice):
-            yield choice, result
+        yield choice, computer.result(choice)
 
 
 def _arguments(request: Asked) -> tuple[str, ...]:

@@ -302,7 +302,11 @@ FLAGS: dict[str, Flag] = {
         "Address on which `serve` listens, without passwords. The default is for programs on this "
         "machine alone.",
     ),
-    "port": ("8000", whole(0), "Port of it; 0: one that is free."),
+    "port": (
+        "8000",
+        whole(0),
+        "Port of `serve` and of `explore --live`; 0, the default of `--live`: one that is free.",
+    ),
     "waiting": ("64", whole(0), "How many texts may wait for `serve`; it refuses more."),
     "chat_template": (
         None,
@@ -347,7 +351,7 @@ FLAGS: dict[str, Flag] = {
         None,
         str,
         "File to write as one HTML page: by `explain` instead of text, by `compile` beside it; by "
-        "`explore`: explore.html, if it is not given.",
+        "`explore`: explore.html by default, but with --live no file.",
     ),
     "compare_layout": (None, Layout.parse, "A second layout: `explain` tells what it changes."),
     "stage": (
@@ -426,7 +430,8 @@ FLAGS: dict[str, Flag] = {
     ),
     "json": ("false", truth, "Print the report, the plans, the runs, or the --failures, as JSON."),
     "minutes": ("10", number, "Minutes that `calibrate` may take; it goes on where it stopped."),
-    "plans": ("200", whole(1), "Plans that `explore` computes, at most 10,000."),
+    "plans": ("200", whole(1), "Plans that `explore` computes ahead, at most 10,000."),
+    "live": ("false", truth, "Serve the page of `explore`; any plan chosen there is computed."),
     "measure": (
         "plan",
         one_of("plan", "compile", "run"),

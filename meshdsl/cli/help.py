@@ -112,7 +112,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "reports of a plan": ("html", "compare_layout", "stage", "pipeline_table", "against"),
     "failures": ("failures", "mtbf", "devices_per_host", "storage_bandwidth", "restart_time"),
     "search": ("batch_tokens", "search_seconds", "simplify", "json"),
-    "pages of plans": ("plans",),
+    "pages of plans": ("plans", "live"),
     "sweeps": ("measure", "parallel", "rounds"),
     "calibration": ("minutes",),
     "text": (
@@ -233,15 +233,17 @@ HELP: Mapping[str, Help] = {
         },
     ),
     "explore": Help(
-        "model mesh_shape layout topology plans html policy hardware batch_size parallel",
+        "model mesh_shape layout topology plans live html hardware batch_size parallel",
         (*_STEP, "hardware", "pages of plans"),
         without="host_devices tpu",
-        also="html parallel override",
+        also="html port parallel override",
         examples={
             "See what every edit of a layout does, on one page:": "--model=gpt3_175b "
             + _LAYOUT
             + " --html=gpt3.html",
             "For a machine, with more plans:": "--model=llama_7b --topology=v5p:4x4x4 --plans=2000",
+            "Try any layout, each computed when you choose it:": "--model=gpt_mini "
+            '--mesh_shape="data:4,model:2" --plans=20 --live',
         },
     ),
     "sweep": Help(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from absl import flags
 
@@ -20,6 +19,7 @@ from meshdsl.cli.checkpointed import (
 )
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.problems import Problems
+from meshdsl.cli.serving.listening import listening, server_of
 from meshdsl.training.reporting.output import tell
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     Raises:
         ValueError: the user's mistakes, as many as possible in one error.
     """
-    server_of = _server_of(problems)
+    make_server = server_of("serve", _GRACE, problems)
     trained = Trained.of(values, problems)
     model, tokenizer = trained.model, trained.tokenizer
     template = chat_template(values, problems)
@@ -63,34 +63,12 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
         f"{name} answers at {address}: {writer.rows} texts at once, of {context:,} tokens each; "
         f"{values.waiting} more may wait. Ctrl-C ends it"
     )
-    server = server_of(application(service))
+    server = make_server(application(service))
     service.engine.on_error = lambda: setattr(server, "should_exit", True)
     server.run(sockets=[listener])
     if service.engine.error is not None:
         raise service.engine.error
     return 0
-
-
-def _server_of(problems: Problems) -> Any:
-    """Returns a function from an application to its server."""
-    try:
-        import starlette  # noqa: F401  # the application needs it
-        import uvicorn
-    except ImportError:
-        problems.add("`serve` needs Starlette and Uvicorn: pip install 'meshdsl[serve]'")
-        return None
-
-    def server(application: Any) -> Any:
-        return uvicorn.Server(
-            uvicorn.Config(
-                application,
-                log_level="warning",
-                access_log=False,
-                timeout_graceful_shutdown=_GRACE,
-            )
-        )
-
-    return server
 
 
 def _context(values: flags.FlagValues, model: Model | None, problems: Problems) -> int:
@@ -115,19 +93,12 @@ def _context(values: flags.FlagValues, model: Model | None, problems: Problems) 
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens.
+    """Returns a socket that listens; warns if others than this machine reach it.
 
     Raises:
         ValueError: the address is no address of this machine, or is taken.
     """
-    kind = socket.SOCK_STREAM
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_PASSIVE)[0]
-        listener = socket.create_server((address[0], port), family=family)
-    except (OSError, OverflowError, UnicodeError) as error:
-        number = (isinstance(error, OSError) and error.errno) or 0
-        reason = os.strerror(number) if number > 0 else str(error)
-        raise ValueError(f"cannot listen on --host={host} --port={port}: {reason}") from None
+    listener = listening(host, port, f"--host={host} --port={port}")
     if not ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback:
         tell(
             f"meshdsl serve: warning: --host={host}: every machine that reaches this one can use "

@@ -137,6 +137,7 @@ PROMISED = {
     "json": False,
     "minutes": 10.0,
     "plans": 200,
+    "live": False,
     "failures": False,
     "mtbf": None,
     "devices_per_host": None,

@@ -48,7 +48,7 @@ def test_a_command_shows_the_flags_that_its_module_reads(command):
     with open(module) as file:
         read = set(READ.findall(file.read())) & set(flags.FLAGS)
     # They are asked for in order to refuse them.
-    refused = {"sweep": {"html", "compare_layout"}, "explore": {"compare_layout"}}.get(
+    refused = {"sweep": {"html", "compare_layout"}, "explore": {"compare_layout", "host"}}.get(
         command, set()
     )
     assert read - refused <= HELP[command].flags

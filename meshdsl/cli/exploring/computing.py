@@ -27,7 +27,8 @@ class Impossible:
 
 def prepare(arguments: tuple[str, ...]) -> Callable[[Choice], Iterator[Any]]:
     """Returns the function that computes a choice's values, or the reason why it has none."""
-    return Computer(arguments).results
+    computer = Computer(arguments)
+    return lambda choice: iter([computer.result(choice)])
 
 
 class Computer:
@@ -41,14 +42,14 @@ class Computer:
         self._arguments = arguments
         self._subjects: dict[tuple[int, str], Subject] = {}
 
-    def results(self, choice: Choice) -> Iterator[Any]:
-        """Yields the values of one choice, or why there are none."""
+    def result(self, choice: Choice) -> dict[str, Any] | Impossible:
+        """Returns the values of one choice, or why there are none."""
         try:
-            yield self.values(choice)
+            return self.values(choice)
         except ValueError as error:  # the choice does not fit the model
-            yield Impossible(plain_text(error))
+            return Impossible(plain_text(error))
         except Exception as error:  # whatever it is, the other choices go on
-            yield Impossible(user_text(error) or f"{type(error).__name__}: {error}")
+            return Impossible(user_text(error) or f"{type(error).__name__}: {error}")
 
     def values(self, choice: Choice) -> dict[str, Any]:
         """Returns the values of a choice, those of `meshdsl explain --json`."""

@@ -2,18 +2,22 @@
 const MOST_NEAR = 4;
 const RULE = /^((?:[^\s;,:/]+\/)*)([A-Za-z_]\w*):(-|[A-Za-z_]\w*(?:\+[A-Za-z_]\w*)*)(\??)$/;
 
+const ruleText = (rule) => `${rule.target}:${rule.axes || "-"}${rule.optional ? "?" : ""}`;
+// Says of wrong layouts what `Layout.parse` says.
 const parseLayout = (text) => {
-  const rules = [], wrong = [], known = new Set();
+  const rules = [], wrong = [], known = new Map();
   for (const part of text.split(/[;,\s]+/).filter(Boolean)) {
     const match = RULE.exec(part);
-    const target = match && match[1] + match[2];
-    if (!match) wrong.push(`${part} is not of the form dim:axis, dim:axis+axis?, dim:- or scope/dim:axis`);
-    else if (known.has(target)) wrong.push(`${target} is given twice`);
-    else { known.add(target); rules.push({ target, axes: match[3] === "-" ? "" : match[3], optional: match[4] === "?" }); }
+    if (!match) { wrong.push(`\`${part}\` is not of the form \`dim:axis\`, \`dim:axis+axis?\`, \`dim:-\` or \`scope/dim:axis\``); continue; }
+    const rule = { target: match[1] + match[2], axes: match[3] === "-" ? "" : match[3], optional: match[4] === "?" };
+    const twice = rule.axes.split("+").find((axis, n, all) => all.indexOf(axis) < n);
+    const first = known.get(rule.target);
+    if (twice !== undefined) wrong.push(`\`${part}\` names axis \`${twice}\` twice`);
+    else if (first) wrong.push(`\`${rule.target}\` is given twice: \`${ruleText(first)}\` and \`${ruleText(rule)}\``);
+    else { known.set(rule.target, rule); rules.push(rule); }
   }
   return { rules, wrong };
 };
-const ruleText = (rule) => `${rule.target}:${rule.axes || "-"}${rule.optional ? "?" : ""}`;
 const layoutText = (rules) => rules.map(ruleText).join("; ");
 // The order of rules matters among optional ones only; `dim:-` without a scope says nothing.
 const canonical = (rules) => [
@@ -33,9 +37,10 @@ const unpack = async (text) => {
   return JSON.parse(await new Response(stream).text());
 };
 
+// Texts, tensors and the like of a plan stand in the document that it comes from.
 const readPlans = (data) => data.plans.map((row) => {
   const text = (number) => data.texts[number];
-  const plan = { mesh: text(row[0]), layout: text(row[1]), microbatches: row[2], remat: text(row[3]), details: row[5] };
+  const plan = { mesh: text(row[0]), layout: text(row[1]), microbatches: row[2], remat: text(row[3]), details: row[5], source: data };
   plan.rules = parseLayout(plan.layout).rules;
   if (typeof row[4] === "number") return { ...plan, reason: text(row[4]), figures: null };
   const figures = {};
@@ -77,12 +82,13 @@ const readDetails = (data, row) => {
 const explore = (root, data) => {
   const find = (selector) => root.querySelector(selector);
   const plans = readPlans(data);
+  const live = data.live ? liveProcess((key, answer) => arrived(key, answer), () => render()) : null;
   const room = data.memory_bytes;
   const index = new Map(plans.map((plan, number) => [keyOf(plan), number]));
   const unique = (values) => [...new Set(values)];
   const meshes = unique(plans.map((plan) => plan.mesh));
-  const counts = unique(plans.map((plan) => plan.microbatches)).sort((a, b) => a - b);
-  const remats = unique(plans.map((plan) => plan.remat)).sort();
+  const counts = unique([...plans.map((plan) => plan.microbatches), ...(live ? data.live.microbatches : [])]).sort((a, b) => a - b);
+  const remats = unique([...plans.map((plan) => plan.remat), ...(live ? data.live.remats : [])]).sort();
   const written = new Map(data.dims.map(([name]) => [name, new Set()]));
   for (const plan of plans) for (const rule of plan.rules) {
     if (!written.has(rule.target)) written.set(rule.target, new Set());
@@ -112,7 +118,7 @@ const explore = (root, data) => {
   line.addEventListener("input", () => {
     const [mesh, layout] = line.value.includes("|") ? line.value.split("|") : [null, line.value];
     const { rules, wrong } = parseLayout(layout);
-    problem.textContent = wrong.join("; ");
+    problem.replaceChildren(...prose(wrong.join("; ")));
     if (!wrong.length) changed({ rules, mesh: mesh === null ? state.mesh : meshText(mesh) });
   });
   find("form").addEventListener("submit", (event) => event.preventDefault());
@@ -186,18 +192,23 @@ const explore = (root, data) => {
   find(".copy-layout").addEventListener("click", () => copy(layoutText(state.rules)));
   find(".copy-command").addEventListener("click", () => copy(command()));
   const best = (plans, figure) => plans.reduce((a, b) => (a && a.figures[figure] <= b.figures[figure] ? a : b), null);
-  const fastest = best(plans.filter(fitting), "seconds") || best(plans.filter((plan) => plan.figures), "seconds");
-  if (!fitting(fastest)) find(".fastest").textContent = "the fastest (none fits)";
+  let fastest = null, fastestName = "";
+  const rank = () => {
+    fastest = best(plans.filter(fitting), "seconds") || best(plans.filter((plan) => plan.figures), "seconds");
+    fastestName = fitting(fastest) ? "the fastest that fits" : "the fastest; none fits";
+    find(".fastest").textContent = fitting(fastest) ? "the fastest that fits" : "the fastest (none fits)";
+  };
+  rank();
   find(".fastest").addEventListener("click", () => choose(fastest));
   find(".smallest").addEventListener("click", () => choose(best(plans.filter((plan) => plan.figures), "peak_bytes")));
 
-  const fastestName = fitting(fastest) ? "the fastest that fits" : "the fastest; none fits";
   const tile = (label, figure, more, warn) => element("div", { class: "tile" }, element("span", { class: "quiet" }, label),
     element("strong", {}, figure), element("span", { class: warn ? "warn" : "quiet" }, more));
   const renderFigures = (plan) => {
+    find(".tiles").classList.toggle("empty", !plan || !plan.figures);
     if (!plan || !plan.figures) {
       find(".tiles").replaceChildren(...["step, simulated", "peak memory", "sent by a device", "waiting", "work"].map((label) =>
-        tile(label, "–", plan ? "not possible" : "not computed")));
+        tile(label, "–", plan ? "not possible" : live && !live.problem(keyOf(state)) ? "being computed" : "not computed")));
       find(".limits").replaceChildren();
       return;
     }
@@ -216,11 +227,12 @@ const explore = (root, data) => {
 
   const view = (name) => find(`.view-${name} .view`);
   const width = (node) => Math.max(280, Math.floor(node.getBoundingClientRect().width));
-  let front = null;
+  let front = null, ahead = data.front;
   const renderFront = () => {
-    const node = view("front");
-    front = scatter(plans, data.front, room, width(node), chosen, choose);
+    const node = view("front"), focused = front !== null && document.activeElement === front.svg;
+    front = scatter(plans, ahead, room, width(node), chosen, choose);
     node.replaceChildren(front.svg);
+    if (focused) front.svg.focus();
   };
   const renderMemory = (plan, details, mesh) => {
     const node = view("memory"), told = element("p", { class: "told", "aria-live": "polite" }, "Point at a part of the step to read what it is.");
@@ -296,13 +308,33 @@ const explore = (root, data) => {
   const renderMissing = (plan) => {
     const node = find(".view-missing section");
     const near = plans.filter((one) => one.figures).map((one) => [different(one), one]).sort((a, b) => a[0] - b[0]).slice(0, MOST_NEAR);
-    const heading = plan && plan.reason ? "This layout does not fit the model" : plan ? "This plan has no details here" : "This plan was not computed";
-    const words = plan && plan.reason ? element("p", { class: "reason" }, ...prose(plan.reason))
-      : element("p", {}, plan ? "Its figures are above. Its details were left out, so that the page stays small; the command shows them." : "The command above computes it.");
-    node.replaceChildren(element("h2", {}, heading), words, plan && plan.figures ? "" : element("p", { class: "quiet" }, "Plans near it:"),
+    const [heading, ...words] = plan && plan.reason ? ["This layout does not fit the model", element("p", { class: "reason" }, ...prose(plan.reason))]
+      : plan ? ["This plan has no details here", element("p", {}, "Its figures are above. Its details were left out, so that the page stays small; the command shows them.")]
+        : live ? absent() : ["This plan was not computed", element("p", {}, "The command above computes it. ",
+          ...prose("`meshdsl explore --live`, with the same flags as this page, computes such plans when you choose them."))];
+    node.replaceChildren(element("h2", {}, heading), ...words, plan && plan.figures ? "" : element("p", { class: "quiet" }, "Plans near it:"),
       plan && plan.figures ? "" : element("ul", { class: "near" }, near.map(([, one]) => element("li", {},
         element("button", { type: "button", onclick: () => choose(one) }, `${one.mesh} | ${one.layout || "no rules"}`
           + (one.microbatches > 1 ? `, ${one.microbatches} microbatches` : "") + (one.remat ? `, remat ${one.remat}` : ""))))));
+  };
+
+  const asked = () => ({ mesh: state.mesh, layout: layoutText(state.rules), microbatches: state.microbatches, remat: state.remat });
+  // Returns what is said of a plan that is asked for: a heading, and words.
+  const absent = () => {
+    const key = keyOf(state), problem = live.problem(key);
+    if (!problem) return ["This plan is being computed", element("p", { role: "status" }, "The process of this page computes it. It shows here as soon as it is there."), element("div", { class: "waiting" })];
+    const again = element("button", { type: "button", class: "again", onclick: () => { live.ask(key, asked()); render(); } }, "ask again");
+    const words = problem === "gone" ? "The process of this page does not answer: it has ended, or cannot be reached. Start it again, or take the command above."
+      : problem === "replaced" ? "Another page has asked the same process for another plan meanwhile." : `The process of this page refuses it: ${problem}.`;
+    return ["This plan was not computed", element("p", { role: "alert" }, ...prose(words)), element("div", { class: "buttons" }, again)];
+  };
+  const arrived = (key, answer) => {
+    const [plan] = readPlans(answer);
+    index.set(key, plans.length).set(keyOf(plan), plans.length);
+    plans.push(plan);
+    if (!meshes.includes(plan.mesh)) meshes.push(plan.mesh);
+    if (plan.figures) { ahead = paretoFront(plans); rank(); renderFront(); }
+    if (chosen() === plan) render(); else front.select(chosen());
   };
 
   let cache = new Map();
@@ -311,12 +343,13 @@ const explore = (root, data) => {
     find(".command code").textContent = command();
     const plan = chosen(), hasFigures = Boolean(plan && plan.figures), hasDetails = hasFigures && Boolean(plan.details);
     find(".view-missing").hidden = hasDetails;
+    if (live) live.want(plan ? null : keyOf(state), asked());
     root.dataset.plan = plan ? String(plans.indexOf(plan)) : "";
     for (const name of ["memory", "sent", "where", "pipeline"]) find(`.view-${name}`).hidden = !hasDetails;
     renderFigures(plan);
     front.select(plan);
     if (!hasDetails) { renderMissing(plan); return; }
-    if (!cache.has(plan)) cache = new Map([[plan, readDetails(data, plan.details)]]);
+    if (!cache.has(plan)) cache = new Map([[plan, readDetails(plan.source, plan.details)]]);
     const details = cache.get(plan), mesh = axesOf(state.mesh);
     renderMemory(plan, details, mesh);
     renderSent(details, mesh);

@@ -101,6 +101,10 @@ class Packing:
                 found.append(number)
         return found
 
+    def document(self) -> dict[str, Any]:
+        """Returns all plans with all details, as the page reads them."""
+        return self._document(frozenset(self._kept))
+
     def text(self, most_bytes: int) -> tuple[str, int]:
         """Returns the plans as text of at most so many bytes, and how many have details."""
         front = self.front

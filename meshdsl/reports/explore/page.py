@@ -1,7 +1,9 @@
 """Page: the plans of one training step, which a reader edits and compares.
 
-The page has the figures of all its plans and asks for nothing else. `drawing.js` draws, and
-`explore.js` has what the reader chooses. Both use no ids and touch nothing outside of `.meshdsl`.
+The page has the figures of all its plans. It asks for nothing else, unless the process that serves
+it computes other plans (`live.js`): then the head has `live`, what may be asked for. `drawing.js`
+draws, and `explore.js` has what the reader chooses. They use no ids and touch nothing outside of
+`.meshdsl`.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ def _written(packing: Packing, plans: str, detailed: int) -> str:
         title,
         tag("style", Html(_file("explore.css"))),
         header,
-        _editor(),
+        _editor(live="live" in head),
         _views(),
         tag("script", Html(plans), type="application/gzip+base64", class_="plans"),
         tag("script", Html(_script())),
@@ -72,10 +74,17 @@ def _written(packing: Packing, plans: str, detailed: int) -> str:
 
 
 def _script() -> str:
-    return f'(() => {{\n"use strict";\n{_file("drawing.js")}\n{_file("explore.js")}\n}})();'
+    code = "\n".join(map(_file, ("drawing.js", "live.js", "explore.js")))
+    return f'(() => {{\n"use strict";\n{code}\n}})();'
 
 
-def _editor() -> Html:
+def _editor(live: bool) -> Html:
+    computed = (
+        "Options marked · are computed when you choose them, and so is any layout that you write, "
+        "or a mesh before it: data:4 | batch:data."
+        if live
+        else "Options marked · were not computed: the command computes them."
+    )
     return section(
         "Choose a plan",
         tag(
@@ -117,8 +126,7 @@ def _editor() -> Html:
         _words(),
         lead=(
             "Choose how the devices are arranged and over which axis each dim is split. All below "
-            "is of that plan. Options marked · were not computed: the command computes them. "
-            "Those marked ✕ do not fit the model."
+            f"is of that plan. {computed} Those marked ✕ do not fit the model."
         ),
     )
 

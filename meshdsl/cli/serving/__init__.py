@@ -1,0 +1,1 @@
+"""Serving: what commands have in common that answer over HTTP."""
