@@ -283,7 +283,8 @@ class _Prepared:
         if restored is not None:
             weight_files = self.recipe.init_from
             unused = "" if weight_files is None else f", and not from the weights {weight_files}"
-            tell(f"going on from step {restored.step:,}, {restored.folder}{unused}")
+            source = restored.source or str(restored.folder)
+            tell(f"going on from step {restored.step:,}, {source}{unused}")
         if weights is not None:
             tell(str(weights))
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 Region = tuple[tuple[int, int], ...]  # from where to where, in each dim
+# Returns a block of an array, given its path and the block's number, or a part of the block.
+Part = Callable[[str, int, tuple[slice, ...] | None], np.ndarray]
 
 
 def blocks_of(
@@ -31,7 +33,7 @@ def blocks_of(
         if isinstance(data, jax.Array):
             data.copy_to_host_async()  # all at once
     blocks = {
-        _name(path, number): _on_host(data)
+        name_of(path, number): _on_host(data)
         for path, each in shards_of.items()
         for number, data in enumerate(each.values())
     }
@@ -46,8 +48,19 @@ def _on_host(data: Any) -> np.ndarray:
     return np.asarray(data, order="C") if isinstance(data, jax.Array) else np.array(data, order="C")
 
 
-def _name(path: str, number: int) -> str:
+def name_of(path: str, number: int) -> str:
+    """Returns what a file calls a block of the array at a path."""
     return f"{path}#{number}"
+
+
+def parts_of(file: Any) -> Part:
+    """Returns what reads the blocks in a file of safetensors."""
+
+    def part(path: str, number: int, within: tuple[slice, ...] | None) -> np.ndarray:
+        block: np.ndarray = file.get_tensor(name_of(path, number))
+        return block if within is None else block[within]
+
+    return part
 
 
 def _region(index: Sequence[slice], sizes: Sequence[int]) -> Region:
@@ -72,6 +85,11 @@ def _volume(region: Region) -> int:
     return math.prod(stop - start for start, stop in region)
 
 
+def whole(sizes: Sequence[int], blocks: Sequence[Region]) -> bool:
+    """Whether blocks of an array, no two of them equal, are all of it."""
+    return sum(map(_volume, blocks)) == math.prod(sizes)
+
+
 def covered(sizes: tuple[int, ...], place: Any, blocks: Sequence[Region]) -> bool:
     """Whether blocks of an array cover the regions that this process needs."""
     return all(
@@ -80,19 +98,18 @@ def covered(sizes: tuple[int, ...], place: Any, blocks: Sequence[Region]) -> boo
     )
 
 
-def array_of(file: Any, path: str, leaf: Any, place: Any, blocks: Sequence[Region]) -> Any:
-    """Returns an array, with its wanted sharding, from its blocks in a file."""
+def array_of(part: Part, path: str, leaf: Any, place: Any, blocks: Sequence[Region]) -> Any:
+    """Returns an array, with its wanted sharding, from its blocks."""
     sizes, dtype = leaf.dims.sizes, np.dtype(leaf.dtype)
 
     def read(region: Region) -> np.ndarray:
         if region in blocks:
-            return file.get_tensor(_name(path, blocks.index(region)))
+            return part(path, blocks.index(region), None)
         data = np.empty([stop - start for start, stop in region], dtype)
         for number, block in enumerate(blocks):
             common = _common(region, block)
             if _volume(common):
-                part = file.get_tensor(_name(path, number))
-                data[_within(common, region)] = part[_within(common, block)]
+                data[_within(common, region)] = part(path, number, _within(common, block))
         return data
 
     if place is None:

@@ -31,7 +31,7 @@ import numpy as np
 
 from meshdsl.tensors.dtypes import short
 from meshdsl.tensors.named_array import NamedArray
-from meshdsl.training.checkpointing.host_copies import HostCopies
+from meshdsl.training.checkpointing.copies.host_copies import HostCopies
 from meshdsl.training.checkpointing.local_checkpoints import LocalFolder, Unfit
 from meshdsl.training.checkpointing.seals import Damaged, missing
 from meshdsl.training.checkpointing.shared_checkpoints import SharedFolder
@@ -56,6 +56,7 @@ class Restored:
         position: the position in the data, as given to `save`.
         config: the description of the job that saved it.
         folder: the checkpoint's folder.
+        source: what it is, where it is no checkpoint but copies in memory.
     """
 
     step: int
@@ -63,6 +64,7 @@ class Restored:
     position: Any
     config: dict[str, Any]
     folder: Path
+    source: str = ""
 
 
 class Checkpoints:
@@ -190,12 +192,18 @@ class Checkpoints:
                 _warn(problems[-1])
                 continue
             except Unfit as unfit:
-                _warn(f"checkpoint {path} is not used: {unfit}")
+                if str(unfit) not in problems:
+                    problems.append(str(unfit))
+                    _warn(str(unfit))
                 continue
             leaves = [NamedArray(arrays[name], leaf.dims) for name, leaf in wanted.items()]
             state = tree_like(like, leaves)
-            restored = Restored(step, state, about["position"], about["config"], path)
+            source = folder.source if isinstance(folder, HostCopies) else ""
+            restored = Restored(step, state, about["position"], about["config"], path, source)
             break
+        if self._copies is not None:
+            of_copies = restored is not None and bool(restored.source)
+            self._copies.keep_only(restored.step if restored is not None and of_copies else None)
         if self._local is not None:
             lacking = self._local.lacking(-1 if restored is None else restored.step)
             if lacking:

@@ -28,18 +28,17 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from meshdsl.training.checkpointing.blocks import array_of, blocks_of, covered
-from meshdsl.training.checkpointing.newest import ABOUT
+from meshdsl.training.checkpointing.blocks import Region, array_of, blocks_of, covered, parts_of
+from meshdsl.training.checkpointing.newest import ABOUT, BLOCKS
 from meshdsl.training.checkpointing.read_errors import damage_of, entries, sorted_errors
 from meshdsl.training.checkpointing.seals import Damaged, damage, seal
 from meshdsl.training.processes.joining import gathered, together
 
-BLOCKS = "state.safetensors"
 _ENTRIES = ("run", "arrays", "position", "config", "blocks")
 
 
 class Unfit(Exception):
-    """A checkpoint is undamaged, but cannot be used here."""
+    """A checkpoint is undamaged, but cannot be used here; the message is what a warning says."""
 
 
 class LocalFolder:
@@ -206,17 +205,14 @@ class LocalFolder:
             Damaged, ValueError: as in `about`.
         """
         with self._reading(step):
-            blocks = {
-                path: [tuple(map(tuple, region)) for region in regions]
-                for path, regions in self._read(step)["blocks"].items()
-            }
+            blocks = regions_of(self._read(step)["blocks"])
         lacks = any(
             not covered(leaf.dims.sizes, places[path], blocks[path]) for path, leaf in like.items()
         )
         if any(json.loads(text) for text in gathered(json.dumps(lacks))):
             raise Unfit(
-                "it was saved with another mesh, layout or number of processes, and each process "
-                "has only its own part of it"
+                f"checkpoint {self.path / str(step)} is not used: it was saved with another mesh, "
+                "layout or number of processes, and each process has only its own part of it"
             )
         arrays = {}
         with (
@@ -224,7 +220,7 @@ class LocalFolder:
             safe_open(self.path / str(step) / BLOCKS, framework="numpy") as file,
         ):
             for path, leaf in like.items():
-                arrays[path] = array_of(file, path, leaf, places[path], blocks[path])
+                arrays[path] = array_of(parts_of(file), path, leaf, places[path], blocks[path])
         return arrays
 
     def set_aside(self, step: int) -> Path:
@@ -247,3 +243,11 @@ class LocalFolder:
             self.wait()
         finally:
             self._writer.shutdown()
+
+
+def regions_of(blocks: Mapping[str, Any]) -> dict[str, list[Region]]:
+    """Returns the regions of blocks by path, as a description has them."""
+    return {
+        path: [tuple((start, stop) for start, stop in region) for region in regions]
+        for path, regions in blocks.items()
+    }

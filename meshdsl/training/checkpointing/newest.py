@@ -6,11 +6,20 @@ Guarantees:
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 FOLDER = "checkpoints"  # in the workdir
 ABOUT = "about.json"  # beside the arrays of a local checkpoint or copy
+BLOCKS = "state.safetensors"  # the arrays of one
+# What a description of a copy has besides: the start that wrote it, as a number and a name, and the
+# folders on this host of all processes of that start.
+START = "start"
+BESIDE = "beside"
+FIRST = (0, "")  # the start of a copy that does not name it
 
 
 def newest_saved(workdir: str | os.PathLike[str]) -> tuple[int, float] | None:
@@ -28,15 +37,41 @@ def newest_saved(workdir: str | os.PathLike[str]) -> tuple[int, float] | None:
 def newest_copy(folder: str | os.PathLike[str]) -> tuple[int, float] | None:
     """Returns the last step that all processes of this host have copies of, and when it was copied.
 
-    The time is in seconds since 1970.
+    They are the processes of the start that copied it. The time is in seconds since 1970.
     """
-    processes = [path for path in Path(folder).glob("process.*") if path.is_dir()]
-    steps = [{int(path.name) for path in own.glob("*") if path.name.isdigit()} for own in processes]
-    common = set.intersection(*steps) if steps else set()
-    if not common:
+    every = {path.name for path in _folders(folder)}
+    holders: dict[tuple[int, tuple[int, str]], set[str]] = {}
+    beside: dict[tuple[int, tuple[int, str]], set[str]] = {}
+    for name, step, about in copies_in(folder):
+        version = step, (*about.get(START, FIRST),)
+        holders.setdefault(version, set()).add(name)
+        beside[version] = {*about.get(BESIDE, every)}
+    complete = [version for version, names in holders.items() if names >= beside[version]]
+    if not complete:
         return None
-    last = max(common)
+    last = max(complete)
     try:
-        return last, max((own / str(last) / ABOUT).stat().st_mtime for own in processes)
+        files = [Path(folder) / name / str(last[0]) / ABOUT for name in holders[last]]
+        return last[0], max(file.stat().st_mtime for file in files)
     except OSError:  # a process is about to replace it
         return None
+
+
+def copies_in(folder: str | os.PathLike[str]) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Yields the complete copies on this host: whose folder, the step, and the description.
+
+    Those whose description cannot be read are left out.
+    """
+    for own in _folders(folder):
+        for path in sorted(own.glob("*")):
+            if path.name.isdigit():
+                try:
+                    about = json.loads((path / ABOUT).read_text())
+                except (OSError, ValueError):  # a process is about to replace it
+                    continue
+                if isinstance(about, dict):
+                    yield own.name, int(path.name), about
+
+
+def _folders(folder: str | os.PathLike[str]) -> list[Path]:
+    return sorted(path for path in Path(folder).glob("process.*") if path.is_dir())

@@ -51,8 +51,8 @@ class Saving:
     )
     local_every: int | None = setting("Steps between two of those.", Whole(1), default=None)
     host_copies: str | os.PathLike[str] | None = setting(
-        "Folder in memory, /dev/shm/mine, for a copy of the state after every step; a restart on "
-        "the same hosts goes on from it. Two copies are kept, which take as much of the memory.",
+        "Folder in memory, /dev/shm/mine, for a copy of the state after every step; a restart "
+        "goes on from it, also on other hosts. Two are kept, which take as much of the memory.",
         PATH,
         default=None,
     )

@@ -9,8 +9,8 @@ places, and numbers its processes anew. With `Elastic` it may take fewer than al
 Guarantees:
     When a process fails, or a host is gone, all hosts know it at once.
     Nothing is started before there are places for all processes, unless fewer can go on.
-    If a start has other places than the one before, copies in memory are deleted on all hosts: a
-    host that comes back could have some of steps that the others have repeated.
+    A host that stays where a start goes on with others keeps its number, if it can: its copies in
+    memory are then those that its processes need.
     Other code, other numbers and a workdir that is not shared are refused, with the reason, before
     anything is started.
 """
@@ -18,7 +18,6 @@ Guarantees:
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import threading
 import time
@@ -211,7 +210,7 @@ class Hosts:
                     self._report(f"waiting for the hosts of {listed(missing)}")
                     report_at = now + _REPORT_EVERY
                 self._changed.wait(_POLL)
-            return [] if job.ending else self._take(self._places()[:count])
+            return [] if job.ending else self._take(self._kept(self._places()[:count]))
 
     def _count(self) -> int:
         """Returns how many processes start now; 0: it waits for more places.
@@ -245,12 +244,25 @@ class Hosts:
             places += [(member, n) for n in member.numbers]
         return places
 
+    def _kept(
+        self, places: Sequence[tuple[_Member | None, int]]
+    ) -> list[tuple[_Member | None, int]]:
+        """Returns places in an order in which those of the last start keep their numbers."""
+        before = {place: number for number, place in enumerate(self._last_places)}
+        kept: dict[int, tuple[_Member | None, int]] = {}
+        others = []
+        for place in places:
+            number = before.get(_named(place), len(places))
+            if number < len(places):
+                kept[number] = place
+            else:
+                others.append(place)
+        rest = iter(others)
+        return [kept[n] if n in kept else next(rest) for n in range(len(places))]
+
     def _take(self, places: Sequence[tuple[_Member | None, int]]) -> list[Child | RemoteProcess]:
         """Returns processes in some places, numbered anew."""
-        places_now = [("" if member is None else member.own_id, n) for member, n in places]
-        if self._last_places and places_now != self._last_places:
-            self._forget()
-        self._last_places = places_now
+        self._last_places = [*map(_named, places)]
         processes: list[Child | RemoteProcess] = []
         hosts: set[_Member | None] = set()
         for number, (member, _) in enumerate(places):
@@ -267,13 +279,6 @@ class Hosts:
                 f"{self._terms.elastic.mesh_of(len(places))}, until others are there"
             )
         return processes
-
-    def _forget(self) -> None:
-        """Deletes copies in memory, on all hosts."""
-        if self._copies is not None:
-            shutil.rmtree(self._copies, ignore_errors=True)
-        for member in self._members:
-            member.line.send(forget=True)
 
     def _dismiss_leaving(self) -> None:
         """Lets hosts go whose processes have saved their state."""
@@ -440,3 +445,9 @@ class Hosts:
             self._members.append(new)
             self._changed.notify_all()
         return ""
+
+
+def _named(place: tuple[_Member | None, int]) -> tuple[str, int]:
+    """Returns a place as what stays the same when its supervisor comes again."""
+    member, number = place
+    return ("" if member is None else member.own_id), number

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meshdsl.training.exit_codes import FAILED, NOTICE, UNFINISHED
+from meshdsl.training.exit_codes import DONE, FAILED, NOTICE, UNFINISHED
 from meshdsl.training.launching.children import Child
 from meshdsl.training.launching.crew import Command
 from meshdsl.training.launching.hosts import TOKEN, Terms
@@ -148,13 +148,13 @@ class Member:
                     raise ValueError(refusal)
                 self._report_once(refusal)
             elif "over" in message:
+                if message["over"] == DONE and self.copies is not None:  # none is of use
+                    shutil.rmtree(self.copies, ignore_errors=True)
                 return welcome, int(message["over"])
             elif "welcome" in message:
                 welcome = True
                 if self._signal is not None:  # it came while this one was not connected
                     line.send(signalled=self._signal)
-            elif "forget" in message and self.copies is not None:
-                shutil.rmtree(self.copies, ignore_errors=True)
             elif "start" in message:
                 self._start(line, message)
             elif message.get("of") == self._start_number:

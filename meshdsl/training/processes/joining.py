@@ -384,8 +384,8 @@ def _job(
     """Returns the processes of the job, from the addresses that they exchange."""
     alone = JobProcesses(index, (), (), own)
     threading.Thread(target=alone.answer, daemon=True).start()
-    said = exchange([[_address(), socket.gethostname()], own.getsockname()[1]])
-    hosts = tuple(tuple(filter(None, names)) for names, _ in said)
+    said = exchange([names_here(), own.getsockname()[1]])
+    hosts = tuple(tuple(names) for names, _ in said)
     job = replace(alone, hosts=hosts, ports=tuple(int(port) for _, port in said))
     neighbours = job.neighbours()
     absent = job.absent(neighbours)
@@ -398,6 +398,11 @@ def _job(
             stacklevel=2,
         )
     return replace(job, watched=tuple(n for n in neighbours if n not in absent))
+
+
+def names_here() -> list[str]:
+    """Returns the names by which other processes may reach this host, the likeliest first."""
+    return [name for name in (_address(), socket.gethostname()) if name]
 
 
 def _address() -> str:

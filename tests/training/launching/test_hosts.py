@@ -284,7 +284,7 @@ def test_fewer_hosts_go_on_and_more_when_one_comes_back(job, tmp_path):
     assert flags(tmp_path, 2, 1)[1:2] == ["--num_processes=2"]
     assert flags(tmp_path, 2, 1)[3:] == ["--mesh_shape=data:4", "--microbatches=2"]
     assert not (tmp_path / "2.2").exists()
-    assert not any((tmp_path / f"copies.{n}").exists() for n in (0, 1))  # of another mesh
+    assert all((tmp_path / f"copies.{n}").exists() for n in (0, 1))  # others read them
     third = job(2, **given)
     assert flags(tmp_path, 3, 2)[1:2] == ["--num_processes=3"]
     wait_for(lambda: all((tmp_path / f"ready.3.{n}").exists() for n in range(3)))
@@ -313,6 +313,20 @@ def test_a_spare_host_takes_the_place_of_a_lost_one_at_once(job, tmp_path):
     assert time.monotonic() - began < 20
     (tmp_path / "end").touch()
     assert (first.wait(90), spare.wait(90)) == (0, 0)
+
+
+def test_a_host_that_stays_keeps_its_number_where_a_spare_one_takes_another_place(job, tmp_path):
+    """Its copies in memory are then those that its processes need."""
+    program = "open(f'{folder}/by.{start}.{number}', 'w').write(str(os.getppid()))\n" + WAITS
+    first, second, third = (job(n, program=program) for n in range(3))
+    wait_for(lambda: all((tmp_path / f"1.{n}").exists() for n in range(3)))
+    spare = job(3, program=program, spare=True)
+    time.sleep(2)
+    second.kill()
+    os.kill(process(tmp_path, 1, 1), signal.SIGKILL)
+    assert [one.wait(90) for one in (first, spare, third)] == [0, 0, 0]
+    by = [int((tmp_path / f"by.2.{number}").read_text()) for number in range(3)]
+    assert by == [first.pid, spare.pid, third.pid]
 
 
 def test_a_host_that_is_taken_away_leaves_the_others_a_saved_state(job, tmp_path):
