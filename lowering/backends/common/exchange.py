@@ -12,6 +12,7 @@ import numpy as np
 
 from meshdsl.lowering.backends.common.arrange import permutation, permuted
 from meshdsl.lowering.backends.common.machine import OneDeviceMachine
+from meshdsl.lowering.backends.common.namespace import OneDevice
 from meshdsl.lowering.backends.contract import Emitter
 from meshdsl.lowering.parameters import (
     AlongDim,
@@ -102,16 +103,28 @@ def _local_update(machine: OneDeviceMachine, instruction: Instruction, inputs: A
 def _update(machine: OneDeviceMachine, instruction: Instruction, inputs: Arrays) -> Any:
     """Returns an operand with a piece in it, from a start that is an operand."""
     xp, (x, piece, start) = machine.xp, inputs
+    piece, first, at = aligned_piece(xp, instruction, piece, start)
+    # A piece that would exceed the dim changes nothing: the values there are written again.
+    piece = xp.where(start == first, piece, xp.slice_axis(x, first, piece.shape[at], at))
+    return xp.update_axis(x, piece, first, at)
+
+
+def aligned_piece(
+    xp: OneDevice, instruction: Instruction, piece: Any, start: Any
+) -> tuple[Any, Any, int]:
+    """Returns what an `update` writes, with the dims of what it writes to in their order.
+
+    Returns:
+        The piece; where it begins, which is `start` unless it would exceed the dim; and the
+        position of the dim.
+    """
     target, part, _ = (value.local for value in instruction.inputs)
     params = parameters_of(instruction, Update)
     dim, part_dim = params["dim"], params["part"]
-    at, size = target.position(dim), part.get(part_dim).size
     want = [part_dim if name == dim else name for name in target.names]
     piece = permuted(xp, piece, permutation(part.names, want))
-    # A piece that would exceed the dim changes nothing: the values there are written again.
-    first = xp.clip(start, 0, target.get(dim).size - size)
-    piece = xp.where(start == first, piece, xp.slice_axis(x, first, size, at))
-    return xp.update_axis(x, piece, first, at)
+    first = xp.clip(start, 0, target.get(dim).size - part.get(part_dim).size)
+    return piece, first, target.position(dim)
 
 
 EMITTERS: Mapping[str, Emitter] = {

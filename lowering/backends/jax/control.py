@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.backends.jax.stacks import Stacks, written_stacks
 from meshdsl.lowering.parameters import Scan, While, parameters_of
 from meshdsl.lowering.program import Block, Instruction, Value
 
@@ -26,11 +28,16 @@ def _scan(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
         )
     ]
 
+    written = written_stacks(instruction) if machine.in_place else []
+    stacks = Stacks(machine.emitters["update"])
+    if written:
+        machine = replace(machine, emitters={**machine.emitters, "update": stacks.update})
     token, run = machine.ordered(instruction.bodies)
     rounded = _rounded(params["body"])[consts + carries :]
     length, direction = params["length"], -1 if params["reverse"] else 1
     ahead = params.get("ahead", ())
-    steps = jnp.arange(length, dtype=jnp.int32) if ahead else None
+    steps = jnp.arange(length, dtype=jnp.int32) if ahead or written else None
+    passed = [n for n in range(len(stacked)) if n not in {*ahead, *(w.operand for w in written)}]
 
     def next_slices(step: Any) -> list[jax.Array]:
         """Returns the slices of the next iteration; the last one is followed by the first."""
@@ -38,22 +45,30 @@ def _scan(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
         return [lax.dynamic_index_in_dim(stacked[n], at, keepdims=False) for n in ahead]
 
     def body(carry: Any, row: Any) -> Any:
-        carried, effects = carry[:carries], carry[carries:]
-        slices = [*row[0], *(next_slices(row[1]) if ahead else ())]
+        carried, effects = carry[:carries], carry[carries + len(written) :]
+        stacks.begin(row[1], written, carry[carries : carries + len(written)])
+        by_number = dict(zip(passed, row[0], strict=True))
+        by_number |= {one.operand: stacks.slice(one.update) for one in written}
+        by_number |= dict(zip(ahead, next_slices(row[1]) if ahead else (), strict=True))
         slices = [
-            lax.reduce_precision(x, 8, 7) if is_rounded else x
-            for x, is_rounded in zip(slices, rounded, strict=True)
+            lax.reduce_precision(by_number[n], 8, 7) if is_rounded else by_number[n]
+            for n, is_rounded in enumerate(rounded)
         ]
         results = run(params["body"], [*fixed, *carried, *slices, *effects])
         end = len(results) - len(effects)
-        return [*results[:carries], *results[end:]], results[carries:end]
+        whole = [stacks.arrays[one.update] for one in written]
+        ys = [y for n, y in enumerate(results[carries:end]) if n not in in_place]
+        return [*results[:carries], *whole, *results[end:]], ys
 
-    start = [*_arrays(inputs[consts : consts + carries]), *token]
-    # Operands that are read ahead come last.
-    xs = [array for n, array in enumerate(stacked) if n not in ahead], steps
+    in_place = [one.result for one in written]
+    start = [*_arrays(inputs[consts : consts + carries]), *(stacked[w.operand] for w in written)]
+    xs = [stacked[n] for n in passed], steps
     loop = _unfilled_scan if machine.unfilled else lax.scan
-    carry, ys = loop(body, start, xs, length=length, reverse=params["reverse"])
-    return machine.resume([*carry[:carries], *ys, *carry[carries:]], token)
+    carry, ys = loop(body, [*start, *token], xs, length=length, reverse=params["reverse"])
+    whole = dict(zip(in_place, carry[carries:], strict=False))
+    others = iter(ys)
+    results = [whole[n] if n in whole else next(others) for n in range(len(whole) + len(ys))]
+    return machine.resume([*carry[:carries], *results, *carry[len(start) :]], token)
 
 
 def _unfilled_scan(

@@ -163,7 +163,9 @@ def _stored_function(
 
     def local(*arrays: jax.Array) -> tuple[jax.Array, ...]:
         torus = target == "tpu"
-        machine = Machine(program.mesh, EMITTERS, kernels, torus, unfilled=torus and compiled)
+        machine = Machine(
+            program.mesh, EMITTERS, kernels, torus, unfilled=torus and compiled, in_place=compiled
+        )
         results = machine.run(block, arrays)
         return tuple(_detached(block, results) if machine.torus else results)
 

@@ -35,6 +35,8 @@ class Machine(OneDeviceMachine):
         torus: whether the devices are TPUs; see `torus_moves.steps`.
         unfilled: whether a loop's stacks of results begin uninitialised, instead of with zeros. JAX
             cannot differentiate such a loop without a copy of its stacks in every iteration.
+        in_place: whether a loop writes to stacks where they are. JAX cannot differentiate such a
+            loop without a copy of them in every iteration either.
         token: the result of the last effect, an s32 scalar; empty: there was none. The next effect
             has it as an operand, and so runs after it.
     """
@@ -45,6 +47,7 @@ class Machine(OneDeviceMachine):
     platform: str = "cpu"
     torus: bool = False
     unfilled: bool = False
+    in_place: bool = False
     token: list[Any] = field(default_factory=list)
 
     def index(self, axes: Sequence[str]) -> Any:

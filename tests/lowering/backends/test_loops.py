@@ -1,4 +1,4 @@
-"""Loops of the jax backend whose stacks of results begin uninitialised, as on TPUs."""
+"""Loops of the jax backend: stacks that begin uninitialised, or are written to in place."""
 
 import jax
 import numpy as np
@@ -9,6 +9,7 @@ from meshdsl.lowering.backends.jax.emitters import EMITTERS
 from meshdsl.lowering.backends.jax.machine import Machine
 from meshdsl.lowering.options import Options
 
+CACHE = ["steps", "batch", "slots"]
 STEPS, WIDTH = md.dims(steps=5, width=3)
 X = np.random.default_rng(0).standard_normal((5, 3)).astype("float32")
 
@@ -21,9 +22,10 @@ def running_sums(x, reverse):
     return md.scan(add, md.zeros([WIDTH]), x, dim="steps", reverse=reverse)
 
 
-def emitted(program, unfilled):
+def emitted(program, unfilled=False, in_place=False):
     def run(*arrays):
-        machine = Machine(program.mesh, EMITTERS, torus=True, unfilled=unfilled)
+        how = {"unfilled": unfilled, "in_place": in_place}
+        machine = Machine(program.mesh, EMITTERS, torus=True, **how)
         return machine.run(program.block, arrays)
 
     return run
@@ -84,3 +86,86 @@ def test_slices_that_are_read_ahead_are_those_of_the_next_iteration():
         want = np.tanh(want @ w[step])
         np.testing.assert_allclose(sums[step], want.sum(1), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(carry, want, rtol=1e-4, atol=1e-5)
+
+
+def overwritten(caches, fresh, start, reverse=False, again=False):
+    """Writes a piece into the slice of each iteration, and reads all of it."""
+
+    def step(total, layer):
+        cache, piece, counts = layer
+        written = md.dynamic_update_slice(cache, piece, "slots", start)
+        total = total + md.sum(written * counts, "slots")
+        return total, (md.square(counts), md.sum(cache, "slots") if again else total, written)
+
+    batch = caches.shape.get("batch")
+    zero = md.zeros([batch], "float32")
+    stacks = (caches, fresh, md.ones([STEPS, batch]) * 2)
+    return md.scan(step, zero, stacks, dim="steps", reverse=reverse)
+
+
+def written_caches(order):
+    rng = np.random.default_rng(2)
+    sizes = {"steps": 5, "batch": 2, "slots": 7}
+    caches = rng.standard_normal([sizes[name] for name in order]).astype("float32")
+    fresh = rng.standard_normal((5, 2, 3)).astype("float32")
+    return md.named(caches, order), md.named(fresh, ["steps", "batch", "slots"])
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("order", [["steps", "batch", "slots"], ["slots", "steps", "batch"]])
+@pytest.mark.parametrize("start", [0, 2, 4, 9])  # a piece that would exceed begins earlier
+def test_a_stack_that_is_written_to_where_it_is_has_the_same_numbers(order, start, reverse):
+    caches, fresh = written_caches(order)
+    f = md.jit(lambda caches, fresh, start: overwritten(caches, fresh, start, reverse))
+    program = f.lower(caches, fresh, md.named(np.int32(start), []))
+    arrays = caches.data, fresh.data, np.int32(start)
+    usual = jax.jit(emitted(program, in_place=False))(*arrays)
+    in_place = jax.jit(emitted(program, in_place=True))(*arrays)
+    for one, other in zip(usual, in_place, strict=True):
+        np.testing.assert_array_equal(one, other)
+    want = np.asarray(caches).transpose([order.index(name) for name in CACHE]).copy()
+    want[..., min(start, 4) : min(start, 4) + 3] = np.asarray(fresh)
+    names = program.block.outputs[-1].shape.names
+    np.testing.assert_array_equal(in_place[-1], want.transpose([CACHE.index(n) for n in names]))
+
+
+def stacked_results(run, arrays):
+    """Returns the shapes of the stacks that the only loop of a function makes anew."""
+    (scan,) = [e for e in jax.make_jaxpr(run)(*arrays).eqns if e.primitive.name == "scan"]
+    return [value.aval.shape for value in scan.outvars[scan.params["num_carry"] :]]
+
+
+def test_a_slice_of_a_stack_is_not_copied_for_a_part_of_it():
+    caches, fresh = written_caches(CACHE)
+    f = md.jit(overwritten)
+    given = (caches, fresh, md.named(np.int32(1), []))
+    arrays = caches.data, fresh.data, np.int32(1)
+    program = f.lower(*given)
+    others = [(5, 2), (5, 2)]
+    assert sorted(stacked_results(emitted(program, in_place=True), arrays)) == others
+    assert sorted(stacked_results(emitted(program), arrays)) == [*others, (5, 2, 7)]
+    # What callers may differentiate has stacks of its own.
+    assert (5, 2, 7) in stacked_results(f.as_jax(*given), arrays)
+    # Who reads what was there before needs a copy.
+    program = md.jit(lambda *given: overwritten(*given, again=True)).lower(*given)
+    assert (5, 2, 7) in stacked_results(emitted(program, in_place=True), arrays)
+
+
+def test_a_compiled_loop_writes_to_the_stack_that_is_given_to_it():
+    """The program needs no memory for a second stack, nor for a slice."""
+    steps, batch, slots = md.dims(steps=4, batch=2, slots=4096)
+    caches = md.spec([steps, batch, slots], "float32")
+    fresh = md.spec([steps, batch, md.Dimension("slots", 1)], "float32")
+
+    def write(caches, fresh, start):
+        return {"caches": overwritten_only(caches, fresh, start)}
+
+    compiled = md.jit(write, donate="caches").lower(caches, fresh, md.spec([], "int32")).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 4 * 4096
+
+
+def overwritten_only(caches, fresh, start):
+    def step(carry, layer):
+        return carry, md.dynamic_update_slice(*layer, "slots", start)
+
+    return md.scan(step, md.zeros([]), (caches, fresh), dim="steps")[1]
