@@ -224,12 +224,24 @@ def decode_step(
 
 
 def _scores(config: TransformerConfig, params: T5, x: md.Tensor) -> md.Tensor:
-    policy = config.policy
+    return config.policy.to_output(md.einsum(x, _table(config, params), over="embed"))
+
+
+def _table(config: TransformerConfig, params: T5) -> md.Tensor:
+    """Returns what makes the scores: [vocab, embed], in any order."""
     if params.unembedding is not None:
-        return policy.to_output(md.einsum(x, policy.to_compute(params.unembedding), over="embed"))
+        return config.policy.to_compute(params.unembedding)
     # The table's rows have variance 1: without the factor, tied scores would begin far too large.
-    table = policy.to_compute(params.embedding) * config.embed**-0.5
-    return policy.to_output(md.einsum(x, table, over="embed"))
+    return config.policy.to_compute(params.embedding) * config.embed**-0.5
+
+
+def prepared(config: TransformerConfig, params: T5) -> T5:
+    """Returns parameters for decoding; see `transformer.prepared`."""
+    cast = config.policy.to_compute
+    encoder, decoder = (
+        each.replace(blocks=cast(each.blocks)) for each in (params.encoder, params.decoder)
+    )
+    return params.replace(encoder=encoder, decoder=decoder, unembedding=_table(config, params))
 
 
 def loss(
@@ -268,6 +280,7 @@ def t5(name: str, config: T5Config, batch_size: int, length: int) -> Model:
         decoding=Decoding(
             step=partial(decode_step, config),
             encode=partial(encode, config),
+            prepare=partial(prepared, config),
             start=config.decoder_start,
             max_length=config.max_length if config.positions == "learned" else None,
             window=config.common_window,

@@ -115,15 +115,19 @@ def logits(config: TransformerConfig, params: Transformer, tokens: md.Tensor) ->
 def prepared(config: TransformerConfig, params: Transformer) -> Transformer:
     """Returns parameters for decoding, in the dtype that steps compute in.
 
-    Tables that are looked up stay as they are, since they are read before the cast.
+    Tables that are looked up stay as they are, since they are read before the cast. A step reads
+    all of the table that makes the scores: an embedding that does both has a copy for these.
     """
-    cast = config.policy.to_compute
+    policy, cast = config.policy, config.policy.to_compute
+    scores = params.unembedding
+    if scores is None and policy.compute != params.embedding.dtype:
+        scores = params.embedding
     return replace(
         params,
         blocks=cast(params.blocks),
         dense_blocks=None if params.dense_blocks is None else cast(params.dense_blocks),
         final_norm=None if params.final_norm is None else cast(params.final_norm),
-        unembedding=None if params.unembedding is None else cast(params.unembedding),
+        unembedding=None if scores is None else cast(scores),
     )
 
 

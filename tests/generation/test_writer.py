@@ -14,6 +14,7 @@ from meshdsl.models.model import Decoding
 
 SIZES = "layers=2,embed=16,heads=4,d_ff=8,vocab=61"
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [5, 6], [9]]
+TABLE = {"vocab", "embed"}
 PLACES = {
     "one device": Place(backend="numpy"),
     "tensor parallel": Place(
@@ -142,16 +143,25 @@ def test_nothing_is_compiled_after_the_writer_is_made(monkeypatch):
         assert len(list(writer.write(prompts))) == 4
 
 
-def test_half_precision_parameters_are_cast_once():
-    model, _ = trained("gpt_mini", f"{SIZES},policy.compute=bfloat16")
+@pytest.mark.parametrize("name", ["gpt_mini", "t5_mini"])
+def test_half_precision_parameters_are_cast_once(name):
+    model, _ = trained(name, f"{SIZES},policy.compute=bfloat16")
     place = PLACES["one device"]
     writer = Writer(model, prompt_tokens=4, new_tokens=2, place=place)
-    (prepared,) = {
-        each.dtype.name
-        for each in writer.programs.steps[1].program.block.inputs
-        if each.shape.find("layers")
-    }
+    block = writer.programs.steps[1].program.block
+    (prepared,) = {each.dtype.name for each in block.inputs if each.shape.find("layers")}
     assert prepared == "bfloat16"
+    # The embedding that is looked up, and its copy that makes the scores.
+    tables = [each.dtype.name for each in block.inputs if set(each.shape.names) == TABLE]
+    assert sorted(tables) == ["bfloat16", "float32"]
+    made = [value.shape.names for each in block.instructions for value in each.outputs]
+    assert not [names for names in made if set(names) == TABLE]
+
+
+def test_a_table_in_the_dtype_of_steps_has_no_copy():
+    writer = Writer(trained()[0], prompt_tokens=4, new_tokens=2, place=PLACES["one device"])
+    inputs = writer.programs.steps[1].program.block.inputs
+    assert len([each for each in inputs if set(each.shape.names) == TABLE]) == 1
 
 
 @pytest.mark.parametrize(
