@@ -67,9 +67,9 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     assert model is not None and tokenizer is not None
     batch_size, length = values.batch_size or model.batch_size, values.length or model.length
     _check_text(values, model, problems)
-    chats = chat_format(values, problems) if has_chats(values.data) else None
+    chats = chat_format(values, problems) if has_chats(values.data, values.data_column) else None
     if chats is not None and not model.masked:
-        problems.add(f"--data: the loss of {values.model} takes no .jsonl")
+        problems.add(f"--data: the loss of {values.model} takes no chats")
     problems.check()
     texts = _texts(values, model, tokenizer, length, own, chats)
     scorer = Scorer(
@@ -77,7 +77,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
         batch_size=min(batch_size, *map(len, texts.values())),
         length=length,
         packed=values.packing,
-        masked=has_chats(values.data),
+        masked=has_chats(values.data, values.data_column),
         precision=values.precision,
         place=place_of(values),
     )

@@ -146,7 +146,8 @@ FLAGS: dict[str, Flag] = {
         None,
         str,
         "Files to train on: text, 'corpus/**/*.txt,notes/*.md', .parquet, .arrayrecord, chats as "
-        ".jsonl, or Megatron-LM's token files, .bin. A mixture: 'web/*.parquet:0.7,code.bin:0.3'. "
+        ".jsonl or in a column `messages` of .parquet, or Megatron-LM's token files, .bin. A "
+        "mixture: 'web/*.parquet:0.7,code.bin:0.3'. "
         "Default: the sources of Python's standard library.",
     ),
     "data_column": ("text", str, "Column of Parquet files that holds the text."),

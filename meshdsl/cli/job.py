@@ -156,12 +156,12 @@ def _batch_spec(
         elif values.packing:
             batch_spec = packed_batch(batch_size, length)
         with problems.caught("--data"):
-            if has_chats(values.data) and not model.masked:
+            if has_chats(values.data, values.data_column) and not model.masked:
                 problems.add(
-                    f"--data: {values.model} learns all tokens, so it takes no .jsonl: its loss "
+                    f"--data: {values.model} learns all tokens, so it takes no chats: its loss "
                     "does not take `learned`"
                 )
-            elif has_chats(values.data):
+            elif has_chats(values.data, values.data_column):
                 batch_spec = learned_in(batch_spec)
     return batch_spec
 

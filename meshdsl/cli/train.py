@@ -121,7 +121,7 @@ def _read(values: flags.FlagValues, problems: Problems) -> tuple[jobs.Job, Corpu
     if job.remats:
         options = with_hardware_at_hand(job.options, job.backend)
         job = decided(replace(job, options=Options.of(options)))
-    chats = chat_format(values, problems) if has_chats(values.data) else None
+    chats = chat_format(values, problems) if has_chats(values.data, values.data_column) else None
     problems.check()
     with problems.caught("--data"), doing("reading the text"):
         corpus = Corpus.read(

@@ -1,8 +1,9 @@
-"""Chats: files of JSON lines as documents, of whose tokens only the answers are learned.
+"""Chats: documents of whose tokens only the answers are learned, as JSON lines or in Parquet files.
 
 A line is an object with `messages`, which a template makes one text of, or with a text alone, all
-of which is learned. The answers in the text of a chat are what the template adds for each message
-of the assistant after the prompt that asks for it, so the end of an answer belongs to it.
+of which is learned. A Parquet file has a column `messages`, and none with a text. The answers in
+the text of a chat are what the template adds for each message of the assistant after the prompt
+that asks for it, so the end of an answer belongs to it.
 
 A token that is not learned has the id `-1 - id`, so that ids alone carry the difference.
 """
@@ -13,12 +14,14 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshdsl.training.data.records import PARQUET, parquet_rows, parquet_type
 from meshdsl.training.data.tokenizers import Tokenizer
 
 JSON_LINES = (".jsonl",)
@@ -71,8 +74,37 @@ class Chat:
         return np.append(marked, end).astype(np.int32)
 
 
+def are_chats(path: Path, column: str = "text") -> bool:
+    """Whether a file is of chats: of JSON lines, or of Parquet with `messages` and without a text.
+
+    A file that cannot be read is of none.
+
+    Args:
+        column: the name of the column of a Parquet file that would have the text.
+    """
+    if path.suffix in JSON_LINES:
+        return True
+    try:
+        return path.suffix in PARQUET and _has_messages(path, column, path.stat().st_mtime_ns)
+    except (OSError, ValueError):
+        return False
+
+
+@lru_cache(maxsize=4096)
+def _has_messages(path: Path, column: str, changed: int) -> bool:
+    from pyarrow import types
+
+    if column != _MESSAGES and parquet_type(path, column) is not None:
+        return False
+    kind = parquet_type(path, _MESSAGES)
+    if kind is None or not (types.is_list(kind) or types.is_large_list(kind)):
+        return False
+    message = kind.value_type
+    return types.is_struct(message) and {"role", "content"} <= {each.name for each in message}
+
+
 def read_chats(path: Path, format_: ChatFormat | None, column: str = "text") -> Iterator[Chat]:
-    """Yields the chats of a file of JSON lines.
+    """Yields the chats of a file of JSON lines or of Parquet; see `are_chats`.
 
     Args:
         format_: of chats. None: there is no template, so lines have texts.
@@ -83,22 +115,42 @@ def read_chats(path: Path, format_: ChatFormat | None, column: str = "text") -> 
         OSError: the file cannot be read.
     """
     problems: list[str] = []
+    unit, values = ("row", _rows) if path.suffix in PARQUET else ("line", _lines)
+    for number, value in values(path):
+        try:
+            chat = _chat(value(), format_, column)
+        except UnicodeDecodeError:
+            problems.append(f"{unit} {number}: it is not UTF-8")
+        except ValueError as error:
+            problems.append(f"{unit} {number}: {error}")
+        else:
+            yield chat
+        if len(problems) == _MOST:
+            break
+    if problems:
+        raise ValueError("\n  ".join([f"{path} has {unit}s that are no chats:", *problems]))
+
+
+_Numbered: TypeAlias = Iterator[tuple[int, Callable[[], Any]]]  # and what reads the value
+
+
+def _lines(path: Path) -> _Numbered:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                chat = _chat(json.loads(line), format_, column)
-            except UnicodeDecodeError:
-                problems.append(f"line {number}: it is not UTF-8")
-            except ValueError as error:
-                problems.append(f"line {number}: {error}")
-            else:
-                yield chat
-            if len(problems) == _MOST:
-                break
-    if problems:
-        raise ValueError("\n  ".join([f"{path} has lines that are no chats:", *problems]))
+            if line.strip():
+                yield number, partial(json.loads, line)
+
+
+def _rows(path: Path) -> _Numbered:
+    for number, messages in parquet_rows(path, _MESSAGES):
+        if messages is not None:
+            yield number, partial(_line_of, messages)
+
+
+def _line_of(messages: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
+    """Returns a row as a line has it: a message there lacks what has no value."""
+    there = (message or {} for message in messages)
+    return {_MESSAGES: [{k: v for k, v in each.items() if v is not None} for each in there]}
 
 
 def _chat(line: Any, format_: ChatFormat | None, column: str) -> Chat:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from meshdsl.training.data.chats import JSON_LINES, ChatFormat
+from meshdsl.training.data.chats import JSON_LINES, ChatFormat, are_chats
 from meshdsl.training.data.checks import check_at_least, numbered
 from meshdsl.training.data.documents import Documents
 from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.examples import Source
-from meshdsl.training.data.files import find
+from meshdsl.training.data.files import find, matching
 from meshdsl.training.data.mixtures import Mixture
 from meshdsl.training.data.packing import PackedRows
 from meshdsl.training.data.records import TOKENS
@@ -30,10 +30,16 @@ from meshdsl.training.data.windows import DocumentWindows
 HELD_OUT = 20
 
 
-def has_chats(data: str | None) -> bool:
-    """Whether `--data` names files of JSON lines; examples then say which tokens are learned."""
+def has_chats(data: str | None, column: str = "text") -> bool:
+    """Whether `--data` names files of chats; examples then say which tokens are learned.
+
+    Args:
+        column: the column of Parquet files that has the text; one without it may have chats.
+    """
     patterns = [pattern for entry in parse_entries(data) for pattern in entry.patterns]
-    return any(pattern.endswith(JSON_LINES) for pattern in patterns)
+    if any(pattern.endswith(JSON_LINES) for pattern in patterns):
+        return True
+    return any(are_chats(path, column) for pattern in patterns for path in matching(pattern))
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +104,7 @@ class Corpus:
         patterns = [pattern for entry in entries for pattern in entry.patterns]
         paths_of_patterns = find(patterns)
         total = sum(map(len, paths_of_patterns))
-        marked = has_chats(data)
+        marked = has_chats(data, column)
         components, problems, read = [], list[str](), set[Path]()
         for entry in entries:
             take = len(entry.patterns) or 1

@@ -45,7 +45,7 @@ def find(patterns: Sequence[str]) -> list[list[Path]]:
     """
     matches: list[list[Path]] = []
     problems: list[str] = []
-    for name, paths in [(p, _matches(p)) for p in patterns] or [_standard_library()]:
+    for name, paths in [(p, matching(p)) for p in patterns] or [_standard_library()]:
         sizes = {}
         for path in paths:
             try:
@@ -65,7 +65,8 @@ def find(patterns: Sequence[str]) -> list[list[Path]]:
     return matches
 
 
-def _matches(pattern: str) -> list[Path]:
+def matching(pattern: str) -> list[Path]:
+    """Returns the files that a pattern matches, whether or not they can be read."""
     pattern = os.path.expanduser(pattern)
     literal = os.path.lexists(pattern)  # a name may contain what would be a wildcard: notes[1].txt
     paths = [pattern] if literal else glob.glob(pattern, recursive=True)

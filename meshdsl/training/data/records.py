@@ -7,7 +7,9 @@ is one. They are read as bytes of text, and nothing in them is executed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ARRAY_RECORD = (".arrayrecord", ".array_record", ".riegeli")
 PARQUET = (".parquet", ".pq")
@@ -48,6 +50,68 @@ def _array_record(path: Path, at_once: int = 256) -> Iterator[tuple[str, bytes]]
 
 
 def _parquet(path: Path, column: str) -> Iterator[tuple[str, bytes]]:
+    with _opened(path) as file:
+        schema = file.schema_arrow
+        if column not in schema.names:
+            raise ValueError(
+                f"{path} has no column `{column}`, but {', '.join(schema.names)}: name the "
+                "one that holds the text with --data_column"
+            )
+        kind = schema.field(column).type
+        if not any(is_text(kind) for is_text in _text_kinds()):
+            raise ValueError(f"{path}: the column `{column}` is {kind}, not text")
+    for number, value in parquet_rows(path, column, binary=True):
+        if value is not None:
+            yield f"{path}, row {number}", value
+
+
+def parquet_type(path: Path, column: str) -> Any:
+    """Returns pyarrow's type of a column of a Parquet file; None: it has no such column.
+
+    Raises:
+        ValueError: the file is no Parquet file, or the library is missing.
+    """
+    with _opened(path) as file:
+        schema = file.schema_arrow
+        return schema.field(column).type if column in schema.names else None
+
+
+def parquet_rows(path: Path, column: str, binary: bool = False) -> Iterator[tuple[int, Any]]:
+    """Yields the number and the value of each row in a column of a Parquet file.
+
+    Args:
+        binary: whether text comes as bytes.
+
+    Raises:
+        ValueError: the file is no Parquet file, or the library is missing.
+    """
+    pyarrow = _pyarrow(path)
+    with _opened(path) as file:
+        number = 0
+        for batch in file.iter_batches(columns=[column]):
+            values = batch.column(0)
+            for value in (values.cast(pyarrow.large_binary()) if binary else values).to_pylist():
+                yield number, value
+                number += 1
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Opens a Parquet file; what is wrong with it is a ValueError."""
+    pyarrow = _pyarrow(path)
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            yield file
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path} is not a whole Parquet file: {error}") from None
+
+
+def _pyarrow(path: Path) -> Any:
+    """Returns the library that reads a Parquet file.
+
+    Raises:
+        ValueError: it is missing.
+    """
     try:
         import pyarrow
         import pyarrow.parquet
@@ -55,25 +119,7 @@ def _parquet(path: Path, column: str) -> Iterator[tuple[str, bytes]]:
         raise ValueError(
             f"{path} is read by the `pyarrow` library: pip install 'meshdsl[data]'"
         ) from None
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            schema = file.schema_arrow
-            if column not in schema.names:
-                raise ValueError(
-                    f"{path} has no column `{column}`, but {', '.join(schema.names)}: name the "
-                    "one that holds the text with --data_column"
-                )
-            kind = schema.field(column).type
-            if not any(is_text(kind) for is_text in _text_kinds()):
-                raise ValueError(f"{path}: the column `{column}` is {kind}, not text")
-            number = 0
-            for batch in file.iter_batches(columns=[column]):
-                for value in batch.column(0).cast(pyarrow.large_binary()).to_pylist():
-                    if value is not None:
-                        yield f"{path}, row {number}", value
-                    number += 1
-    except pyarrow.ArrowException as error:
-        raise ValueError(f"{path} is not a whole Parquet file: {error}") from None
+    return pyarrow
 
 
 def _text_kinds() -> tuple:

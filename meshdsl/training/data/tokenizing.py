@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.training.data.chats import JSON_LINES, ChatFormat, read_chats
+from meshdsl.training.data.chats import ChatFormat, are_chats, read_chats
 from meshdsl.training.data.documents import Tokens
 from meshdsl.training.data.records import TOKENS, read_documents
 from meshdsl.training.data.token_cache import Unreadable, token_cache
@@ -46,15 +46,15 @@ def read_tokens(
         problems: a list, to which files are added that cannot be read or have a wrong format.
         column: the column of Parquet files that has the text.
         cache: the folder for the tokens of text; None: they stay in memory.
-        chats: how those of JSON lines become text. With JSON lines among the files, tokens that are
-            not learned are marked; see `chats`.
+        chats: how chats become text. With files of chats among the files, tokens that are not
+            learned are marked; see `chats`.
     """
     tokens: list[Tokens] = []
     text = [path for path in paths if path.suffix not in TOKENS]
     if text:
         documents = _tokenised(text, tokenizer, column, problems, chats)
         dtype = _dtype(tokenizer.vocabulary)
-        if any(path.suffix in JSON_LINES for path in text):
+        if any(are_chats(path, column) for path in text):
             dtype = np.dtype("int32")
         if cache is None:
             tokens.append(_in_memory(text, documents, dtype))
@@ -90,7 +90,7 @@ def _tokenised(
     """Yields the tokens of documents; adds those that cannot be read to `problems`."""
     for path in paths:
         try:
-            if path.suffix in JSON_LINES:
+            if are_chats(path, column):
                 for chat in read_chats(path, chats, column):
                     yield chat.ids(tokenizer)
                 continue

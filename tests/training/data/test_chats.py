@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from meshdsl.training.data import Corpus
-from meshdsl.training.data.chats import ChatFormat, read_chats
+from meshdsl.training.data.chats import ChatFormat, are_chats, read_chats
+from meshdsl.training.data.corpus import has_chats
 from meshdsl.training.data.tokenizers import Bytes, FileTokenizer
+from tests.training.data.files import write_parquet
 
 TALK = [
     {"role": "system", "content": "Be brief."},
@@ -130,3 +132,58 @@ def test_mistakes_have_the_line(tmp_path):
     (tmp_path / "chats.jsonl").write_bytes(b'{"text": "a"}\n{"text\n')
     with pytest.raises(ValueError, match="line 2: "):
         list(read_chats(tmp_path / "chats.jsonl", FORMAT))
+
+
+def test_rows_of_parquet_are_the_chats_of_lines(tmp_path):
+    pytest.importorskip("pyarrow")
+    named = [{**TALK[1], "name": "Ann"}, TALK[2]]  # other rows then have a name of None
+    talks = [TALK, TALK[:4], named]
+    rows = [*talks[:2], None, named]  # a row without a chat is left out
+    write_parquet(tmp_path / "chats.parquet", source=["a"] * 4, messages=rows)
+    write(tmp_path / "chats.jsonl", *({"messages": talk} for talk in talks))
+
+    def strict(messages, answers):
+        assert all(None not in message.values() for message in messages)
+        return render(messages, answers)
+
+    form = ChatFormat.of(strict, "")
+    lines, of_rows = (
+        [chat.ids(Bytes()).tolist() for chat in read_chats(tmp_path / name, form)]
+        for name in ("chats.jsonl", "chats.parquet")
+    )
+    assert of_rows == lines
+    data, cache = f"{tmp_path}/*.parquet", tmp_path / "cache"
+    assert has_chats(data)
+    for kept in (None, cache, cache):
+        corpus = Corpus.read(data, 256, cache=kept, chats=form)
+        (component,) = corpus.components
+        starts, sizes = component.documents.starts, component.documents.sizes
+        read = [component.documents.read(a, a + n) for a, n in zip(starts, sizes, strict=True)]
+        assert [ids.tolist() for ids in read] == lines
+
+
+def test_parquet_with_a_text_or_without_messages_is_text(tmp_path):
+    pytest.importorskip("pyarrow")
+    chats, both, other = (tmp_path / f"{name}.parquet" for name in ("chats", "both", "other"))
+    write_parquet(chats, messages=[TALK])
+    write_parquet(both, messages=[TALK], text=["plain"], more=["more"])
+    write_parquet(other, messages=["no list"])
+    (tmp_path / "damaged.parquet").write_bytes(b"PAR1")
+    assert are_chats(chats) and are_chats(both, "messages") and are_chats(both, "neither")
+    assert not are_chats(both) and not are_chats(both, "more")
+    assert not are_chats(other) and not are_chats(tmp_path / "damaged.parquet")
+    assert not are_chats(tmp_path / "none.parquet")
+    assert not has_chats(f"{both},{other}") and has_chats(f"{both}:1,{chats}:2")
+    assert Corpus.read(str(both), 256).size == len("plain") + 1
+    with pytest.raises(ValueError, match="has no column `text`, but messages"):
+        Corpus.read(str(other), 256)
+
+
+def test_mistakes_have_the_row(tmp_path):
+    pytest.importorskip("pyarrow")
+    write_parquet(tmp_path / "chats.parquet", messages=[TALK, [], TALK[:2]])
+    with pytest.raises(ValueError) as error:
+        list(read_chats(tmp_path / "chats.parquet", FORMAT))
+    message, title = str(error.value), f"{tmp_path}/chats.parquet has rows that are no chats:"
+    assert message.startswith(f"{title}\n  row 1: needs {{")
+    assert "row 2: no message is of the assistant" in message
