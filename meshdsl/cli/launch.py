@@ -17,8 +17,8 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.training.checkpointing.workdir import locked
 from meshdsl.training.launching.crew import Crew, OneHost
 from meshdsl.training.launching.elastic import Elastic
-from meshdsl.training.launching.hosts import Hosts, Terms
-from meshdsl.training.launching.member import Member
+from meshdsl.training.launching.hosts import Terms
+from meshdsl.training.launching.succession import HostSupervisor
 from meshdsl.training.launching.supervisor import Launch, Supervisor
 from meshdsl.training.processes.code_version import code_version
 from meshdsl.training.reporting.output import tell
@@ -66,6 +66,7 @@ def main(values: flags.FlagValues, problems: Problems, words: Sequence[str] = ()
     who = f"spare.{socket.gethostname()}" if values.spare else numbers[0]
     with locked(trains.workdir, f"launch.{who}.lock"):
         environment = _keeping_compiled(workdir)
+        times = values.max_restarts, values.restart_window
         alone = trains.num_processes is None or len(numbers) == trains.num_processes
         if alone and not values.spare:
             crew: Crew = OneHost(command, numbers, None, trains.coordinator, environment)
@@ -77,12 +78,19 @@ def main(values: flags.FlagValues, problems: Problems, words: Sequence[str] = ()
                 trains.pause_timeout,
                 None if values.elastic_axis is None else _elastic(values.elastic_axis, words),
             )
-            patience = trains.join_timeout, values.restart_window
-            rest = command, environment, workdir, patience, _report
-            if numbers[0] or values.spare:
-                return Member(terms, numbers, *rest, copies, values.spare).run()
-            crew = Hosts(terms, numbers, *rest, values.shrink_after, copies)
-        times = values.max_restarts, values.restart_window
+            return HostSupervisor(
+                terms,
+                numbers,
+                command,
+                environment,
+                workdir,
+                (trains.join_timeout, values.restart_window),
+                _report,
+                times,
+                values.shrink_after,
+                copies,
+                values.spare,
+            ).run()
         return Supervisor(Launch(crew, workdir, *times, _report, copies)).run()
 
 

@@ -101,7 +101,8 @@ def started(count, text, workdir, *arguments, restarts=50, launch=(), mesh="data
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     environment.pop("XLA_FLAGS", None)
     line = [sys.executable, "-m", "meshdsl", "launch", f"--processes={count}"]
-    line += [f"--max_restarts={restarts}", *launch, "--", "train", *SMALL, f"--data={text}"]
+    small = [flag for flag in SMALL if not any(flag[:9] == other[:9] for other in arguments)]
+    line += [f"--max_restarts={restarts}", *launch, "--", "train", *small, f"--data={text}"]
     line += [f"--workdir={workdir}", f"--mesh_shape={mesh}", *arguments]
     pipe = subprocess.PIPE
     return subprocess.Popen(line, env=environment, stdout=pipe, stderr=pipe, text=True)
@@ -251,6 +252,45 @@ def test_fewer_hosts_go_on_with_the_same_batches_and_grow_again(copies, text, tm
     record = [json.loads(line) for line in (work / "launch.jsonl").read_text().splitlines()]
     kinds = [one["event"] for one in record if one["event"] != "stepped"]
     assert kinds == ["started", "failed", "started", "renewed", "started", "ended"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+def test_the_first_host_is_lost_and_the_others_go_on_from_their_memory(text, tmp_path):
+    """One step at most is lost; when the host is back, the job has all of them again."""
+    work, steps = tmp_path / "work", 600
+    when = (f"--steps={steps}", "--checkpoint_every=1000", "--layout=batch:data")
+    alone = started(3, text, tmp_path / "alone", *when, mesh="data:3")
+    _, errors = alone.communicate(timeout=600)
+    assert alone.returncode == 0, errors
+    with socket.create_server(("localhost", 0)) as listener:
+        where = f"--coordinator=localhost:{listener.getsockname()[1]}"
+    when += (where, "--num_processes=3")
+
+    def host(number):
+        own = f"--host_copies={tmp_path}/copies.{number}"
+        line = [f"--first_process={number}", "--elastic_axis=data", "--shrink_after=2s"]
+        return started(1, text, work, *when, own, launch=line, mesh="data:3")
+
+    hosts = [host(number) for number in range(3)]
+    wait_for(lambda: max(losses(work), default=0) > 15, hosts[1])
+    (process,) = processes_of(hosts[0]).values()
+    hosts[0].kill()
+    os.kill(process, signal.SIGKILL)
+    hosts[0].communicate()
+    reached = max(losses(work))
+    wait_for(lambda: max(losses(work)) > reached + 25, hosts[1])
+    hosts[0] = host(0)
+    output = [one.communicate(timeout=600) for one in hosts]
+    assert [one.returncode for one in hosts] == [0] * 3, output
+    said = [line for out, _ in output for line in out.splitlines() if "going on from" in line]
+    assert "copies in the memory of 2 hosts" in said[0] and len(said) == 2, said
+    assert int(said[0].split()[4].strip(",")) >= reached - 1
+    assert "leads the job from now on" in output[1][1]
+    found, expected = losses(work), losses(tmp_path / "alone")
+    assert [*found] == [*range(1, steps + 1)]
+    np.testing.assert_allclose([*found.values()], [*expected.values()], rtol=2e-5)
+    assert not [*tmp_path.glob("copies.*")]
 
 
 def alive(process):

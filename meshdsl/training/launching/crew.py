@@ -108,7 +108,7 @@ class OneHost:
     _where: str = ""
 
     def assemble(self, job: Job) -> list[Child]:
-        self._where = self.coordinator or f"localhost:{_free_port()}"
+        self._where = self.coordinator or f"localhost:{free_port()}"
         return [Child(number, number == self.numbers[0]) for number in self.numbers]
 
     def begin(
@@ -130,7 +130,7 @@ def meeting_flags(number: int, total: int, coordinator: str) -> list[str]:
     return [f"--process_id={number}", f"--num_processes={total}", f"--coordinator={coordinator}"]
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Returns a port of this host that nothing listens on.
 
     Raises:

@@ -1,7 +1,9 @@
-"""A job on several hosts: the first supervisor decides, and those of other hosts do what it says.
+"""A job on several hosts: one supervisor leads, and those of other hosts do what it says.
 
-All start together and are stopped together, so that nobody waits for a collective with a process
-that is gone. A supervisor that comes says which processes it has; see `member` for its side.
+It is that of the first host; where that is lost, another one (see `leading`), which is then called
+the first. All start together and are stopped together, so that nobody waits for a collective with a
+process that is gone. A supervisor that comes says which processes it has; see `member` for its
+side.
 
 Each host has places for processes, and those of spare hosts come last. A start takes the first
 places, and numbers its processes anew. With `Elastic` it may take fewer than all.
@@ -17,28 +19,29 @@ Guarantees:
 
 from __future__ import annotations
 
-import os
+import shutil
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meshdsl.training.exit_codes import FAILED, NOTICE, UNFINISHED
+from meshdsl.training.exit_codes import DONE, FAILED, NOTICE, UNFINISHED
 from meshdsl.training.launching.children import Child, how_ended
-from meshdsl.training.launching.crew import Command, Job, Missing, meeting_flags
+from meshdsl.training.launching.crew import Command, Job, Missing, free_port, meeting_flags
 from meshdsl.training.launching.elastic import Elastic
+from meshdsl.training.launching.leading import Listed, Superseded, lead, leader, names_of
 from meshdsl.training.launching.lines import Line
 from meshdsl.training.processes.meeting import address_of, listed, listening
 
-TOKEN = "launch.id"  # the file by which supervisors see that they share the workdir
 _REPORT_AFTER = 5.0  # seconds of waiting before the first report
 _REPORT_EVERY = 30.0  # seconds between reports
 _POLL = 0.2  # seconds between two looks at who has come
 _SILENT = 5.0  # seconds without a beat after which a host that comes again replaces it
+_GATHERING = 3.0  # seconds in which the others find one that leads anew
 _PARTING = 15.0  # seconds in which another host kills a process
 
 
@@ -52,6 +55,8 @@ class Terms:
         code: the version of this package's code.
         silence: seconds without a word after which a host is gone.
         elastic: how fewer processes go on; None: they wait.
+        moved: whether the first supervisor is not the one of the command line's coordinator: its
+            processes then meet at any free port of its host.
     """
 
     coordinator: str
@@ -59,12 +64,13 @@ class Terms:
     code: str
     silence: float
     elastic: Elastic | None = None
+    moved: bool = False
 
     @property
     def meeting(self) -> str:
-        """Where the processes meet."""
-        host, port = address_of(self.coordinator)
-        return f"{self.coordinator.rpartition(':')[0] or host}:{port + 1}"
+        """Where the processes of the next start meet."""
+        _, port = address_of(self.coordinator)
+        return f"{self.coordinator.rpartition(':')[0]}:{free_port() if self.moved else port + 1}"
 
 
 @dataclass(eq=False)
@@ -124,6 +130,8 @@ class _Member:
     """The supervisor of another host, as it has said.
 
     Attributes:
+        names: names or addresses of its host.
+        port: where it listens, to lead if the first supervisor is lost.
         leaving: the signal by which its host is to end; 0: none.
         running: its processes in the start at hand, by their numbers.
     """
@@ -133,6 +141,8 @@ class _Member:
     host: str
     own_id: str
     spare: bool
+    names: list[str]
+    port: int
     leaving: int = 0
     running: dict[int, RemoteProcess] = field(default_factory=dict)
 
@@ -148,6 +158,7 @@ class Hosts:
         shrink_after: seconds after which fewer processes, or spare hosts, go on.
         copies: this host's folder of copies in memory.
         report: takes the lines that say who is missing.
+        starts: how many starts the job has had under another first supervisor.
 
     Raises:
         ValueError: it cannot listen at its port, or cannot write to the workdir.
@@ -164,10 +175,13 @@ class Hosts:
         report: Callable[[str], None],
         shrink_after: float = 0.0,
         copies: Path | None = None,
+        starts: int = 0,
     ) -> None:
         self._shrink_after = shrink_after
         self._copies = copies
         self._lost_at = time.monotonic()  # when a host was lost last, or the job began
+        if starts:  # others come as soon as they see that this one leads
+            self._lost_at -= max(0.0, shrink_after - _GATHERING)
         self._last_places: list[tuple[str, int]] = []  # the places of the last start
         self._counts = [terms.total] if terms.elastic is None else terms.elastic.counts()
         self._terms = terms
@@ -176,17 +190,20 @@ class Hosts:
         self._environment = environment
         self._patience = patience
         self._report = report
-        self._starts = 0
+        self._workdir = workdir
+        self._starts = starts
+        self._superseded = False
+        self._meeting = ""
         self._job: Job | None = None
         self._members: list[_Member] = []
         self._changed = threading.Condition()
-        self._token = os.urandom(8).hex()
+        self._listener = listening(address_of(terms.coordinator)[1], "supervisor of process 0")
         try:
             workdir.mkdir(parents=True, exist_ok=True)
-            (workdir / TOKEN).write_text(self._token)
+            self._token = lead(workdir, terms.coordinator)
         except OSError as error:
+            self._listener.close()
             raise ValueError(f"cannot write to workdir {workdir}: {error.strerror}") from error
-        self._listener = listening(address_of(terms.coordinator)[1], "supervisor of process 0")
         threading.Thread(target=self._accept, daemon=True).start()
 
     def assemble(self, job: Job) -> list[Child | RemoteProcess]:
@@ -199,6 +216,7 @@ class Hosts:
                 member.running = {}
             self._dismiss_leaving()
             while not (count := self._count()) and not job.ending:
+                self._check_leads()
                 now, missing = time.monotonic(), self._missing()
                 if now > began + patience:
                     raise Missing(
@@ -262,7 +280,9 @@ class Hosts:
 
     def _take(self, places: Sequence[tuple[_Member | None, int]]) -> list[Child | RemoteProcess]:
         """Returns processes in some places, numbered anew."""
+        self._meeting = self._terms.meeting
         self._last_places = [*map(_named, places)]
+        self._tell_hosts()
         processes: list[Child | RemoteProcess] = []
         hosts: set[_Member | None] = set()
         for number, (member, _) in enumerate(places):
@@ -286,7 +306,15 @@ class Hosts:
             member.line.send(over=UNFINISHED if member.leaving == NOTICE else 128 + member.leaving)
             self._members.remove(member)
 
+    def _check_leads(self) -> None:
+        """Raises Superseded if the workdir says that another supervisor leads."""
+        text, _ = leader(self._workdir)
+        if text not in ("", self._token):
+            self._superseded = True
+            raise Superseded
+
     def grows(self) -> bool:
+        self._check_leads()
         with self._changed:
             return self._most() > len(self._last_places)
 
@@ -297,7 +325,7 @@ class Hosts:
         ended: Callable[[Any], None],
     ) -> None:
         count = len(self._last_places)
-        flags = meeting_flags(process.number, count, self._terms.meeting)
+        flags = meeting_flags(process.number, count, self._meeting)
         if self._terms.elastic is not None:
             flags += self._terms.elastic.flags(count)
             variables = {**variables, **self._terms.elastic.variables}
@@ -321,9 +349,22 @@ class Hosts:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        if code == DONE and self._copies is not None:  # none is of use
+            shutil.rmtree(self._copies, ignore_errors=True)
         for member in [*self._members]:
-            member.line.send(over=code)
+            if not self._superseded:
+                member.line.send(over=code)
             member.line.close()
+
+    def _tell_hosts(self) -> None:
+        """Tells all which hosts there are, in the order in which they lead if this one is lost."""
+        members = [member for member in self._members if not member.leaving]
+        hosts = [
+            asdict(Listed(one.own_id, tuple(one.names), one.port, len(one.numbers)))
+            for one in sorted(members, key=lambda one: (one.spare, one.numbers[0]))
+        ]
+        for member in members:
+            member.line.send(hosts=hosts, starts=self._starts)
 
     def _missing(self) -> list[int]:
         numbered = [member for member in self._members if not (member.spare or member.leaving)]
@@ -333,13 +374,14 @@ class Hosts:
     def _accept(self) -> None:
         while True:
             try:
-                connection, _ = self._listener.accept()
+                connection, address = self._listener.accept()
             except OSError:  # closed
                 return
             line = Line(connection, self._terms.silence)
-            threading.Thread(target=self._hear, args=(line,), daemon=True).start()
+            given = line, str(address[0])
+            threading.Thread(target=self._hear, args=given, daemon=True).start()
 
-    def _hear(self, line: Line) -> None:
+    def _hear(self, line: Line, peer: str) -> None:
         """Listens to one connection until it ends."""
         messages = line.messages()
         hello = next(messages, {})
@@ -351,6 +393,8 @@ class Hosts:
                 str(hello["host"]),
                 str(hello["id"]),
                 bool(hello["spare"]),
+                names_of(peer, [str(name) for name in hello["names"]]),
+                int(hello["port"]),
             )
             lasting = refusal or self._misfit(hello, member)
             refusal = lasting or self._not_now(hello, member)
@@ -362,6 +406,8 @@ class Hosts:
             line.close()
             return
         line.send(welcome=True)
+        with self._changed:
+            self._tell_hosts()
         for message in messages:
             if "ended" in message:
                 process = member.running.get(message["ended"])
@@ -373,6 +419,7 @@ class Hosts:
             if member in self._members:
                 self._members.remove(member)
                 self._lost_at = time.monotonic()
+                self._tell_hosts()
             self._changed.notify_all()
             lost = [one for one in member.running.values() if one.ended is not None]
         for process in lost:  # of others, `begin` finds that the host is gone

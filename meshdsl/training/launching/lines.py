@@ -61,6 +61,10 @@ class Line:
         finally:
             self.close()
 
+    def wait(self, seconds: float) -> None:
+        """Takes the other end for gone after so many seconds without a message or beat."""
+        self._connection.settimeout(seconds)
+
     def close(self) -> None:
         """Ends the connection, for both ends, once the messages before are sent."""
         self._waiting.put(None)

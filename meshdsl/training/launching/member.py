@@ -1,7 +1,8 @@
 """The supervisor of a host that is not the first: starts and ends processes as the first one says.
 
 It keeps a connection to the first supervisor; see `hosts`. If that breaks, its processes are
-killed, since the others start again without them, and it tries to come back.
+killed, since the others start again without them, and it tries to come back. If the first one is
+lost for good and enough hosts are left, the first of them in the list that all have leads the job.
 
 Guarantees:
     It starts only the command that it was given, with flags that say which process it is.
@@ -15,7 +16,7 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,25 @@ from typing import Any
 from meshdsl.training.exit_codes import DONE, FAILED, NOTICE, UNFINISHED
 from meshdsl.training.launching.children import Child
 from meshdsl.training.launching.crew import Command
-from meshdsl.training.launching.hosts import TOKEN, Terms
+from meshdsl.training.launching.hosts import Terms
+from meshdsl.training.launching.leading import (
+    Listed,
+    Standby,
+    Succession,
+    asked,
+    leader,
+    own_name,
+    written,
+)
 from meshdsl.training.launching.lines import Line
 from meshdsl.training.launching.signals import handled
+from meshdsl.training.processes.joining import names_here
 from meshdsl.training.processes.meeting import address_of
 
 _RETRY = 0.5  # seconds between two attempts to reach the first supervisor
-_ANSWER = 5.0  # seconds in which it takes a connection
+_ANSWER = 5.0  # seconds in which it answers
+_AWAY = 2.0  # seconds after which a first supervisor that is not there is lost
+_PASSED_OVER = 15.0  # seconds for which one that does not answer is passed over
 _REPORT_AFTER = 5.0  # seconds of waiting before the first report
 _REPORT_EVERY = 30.0  # seconds between reports
 
@@ -46,6 +59,8 @@ class Member:
         report: takes each line that it writes.
         copies: this host's folder of copies in memory.
         spare: whether this host waits until another one is lost.
+        leads: whether it leads if no other supervisor does: the first host's, at the beginning.
+        shrink_after: seconds after which others go on without the first supervisor.
     """
 
     terms: Terms
@@ -57,26 +72,39 @@ class Member:
     report: Callable[[str], None]
     copies: Path | None = None
     spare: bool = False
+    leads: bool = False
+    shrink_after: float = 0.0
     children: dict[int, Child] = field(default_factory=dict)
     _line: Line | None = None
     _start_number: int = 0
     _signal: int | None = None  # the first that came, which decides the exit code
     _reported: set[str] = field(default_factory=set)
     _id: str = field(default_factory=lambda: os.urandom(8).hex())
+    _hosts: list[Listed] = field(default_factory=list)  # in the order in which they lead
+    _starts: int = 0  # how many starts the job has had, as far as this one knows
+    _port: int = 0
+    _answered: bool = False
+    _first: str = ""  # where the one that it is or was connected to is
+    # Until when places are passed over where something takes connections, and does not answer.
+    _silent: dict[str, float] = field(default_factory=dict)
 
-    def run(self) -> int:
-        """Does what the first supervisor says until it says that the job is over.
+    def run(self) -> int | Succession:
+        """Does what the first supervisor says until it says that the job is over, or is lost.
 
         Returns:
-            The exit code of the job; that of a signal that came while it was not connected.
+            The exit code of the job; that of a signal that came while it was not connected. Or with
+            what this supervisor leads the job from now on.
 
         Raises:
             ValueError: the first supervisor did not come, or refuses this one.
         """
-        patience, since = self.patience[0], time.monotonic()
-        with handled(self._pass_on, self._kill):
+        patience, since, lost = self.patience[0], time.monotonic(), 0.0
+        with handled(self._pass_on, self._kill), Standby() as standby:
+            self._port = standby.port
             while True:
                 connection = self._connected(patience, since)
+                if isinstance(connection, str):
+                    return Succession(connection or None, self._starts, lost)
                 if connection is None:
                     return self._given_up(patience)
                 self._line = Line(connection, self.terms.silence)
@@ -89,11 +117,13 @@ class Member:
                 if code is not None:
                     return code
                 if welcome:
-                    patience, since = self.patience[1], time.monotonic()
+                    patience, since, lost = self.patience[1], time.monotonic(), time.time()
                     self.report(
-                        f"the connection to the first supervisor, at {self.terms.coordinator}, is "
-                        "broken: the processes of this host are stopped, until it is there again"
+                        f"the connection to the first supervisor, at {self._first}, is broken: the "
+                        "processes of this host are stopped, until it or another one is there"
                     )
+                elif not self._answered:  # it stands still, or is something else
+                    self._silent[self._first] = time.monotonic() + _PASSED_OVER
                 time.sleep(_RETRY)
 
     def _given_up(self, patience: float) -> int:
@@ -104,21 +134,71 @@ class Member:
             )
         return UNFINISHED if self._signal == NOTICE else 128 + self._signal
 
-    def _connected(self, patience: float, since: float) -> socket.socket | None:
-        """Returns a connection to the first supervisor; None: it was not there in time."""
-        address, report_at = address_of(self.terms.coordinator), time.monotonic() + _REPORT_AFTER
+    def _connected(self, patience: float, since: float) -> socket.socket | str | None:
+        """Returns a connection to the first supervisor; None: it was not there in time.
+
+        A text is where this one listens, since it leads from now on; empty: at the coordinator.
+        """
+        report_at = time.monotonic() + _REPORT_AFTER
         while self._signal is None and (now := time.monotonic()) < since + patience:
-            try:
-                return socket.create_connection(address, _ANSWER)
-            except OSError as error:
-                if now >= report_at:
-                    reason = error.strerror or str(error)
-                    self.report(
-                        f"waiting for the first supervisor at {self.terms.coordinator}: {reason}"
-                    )
-                    report_at = now + _REPORT_EVERY
-                time.sleep(_RETRY)
+            reason, standing_by = "it is not there", set()
+            for first in self._candidates():
+                try:
+                    answer = asked(address_of(first))
+                except (OSError, ValueError) as error:
+                    reason = getattr(error, "strerror", None) or str(error)
+                    continue
+                if isinstance(answer, socket.socket):
+                    self._first = first
+                    return answer
+                standing_by |= {first} if answer else set()
+            if self.leads:
+                return ""
+            if (own := self._leads_now(standing_by, now - since)) is not None:
+                return own
+            if now >= report_at:
+                self.report(
+                    f"waiting for the first supervisor at {self.terms.coordinator}: {reason}"
+                )
+                report_at = now + _REPORT_EVERY
+            time.sleep(_RETRY)
         return None
+
+    def _candidates(self) -> Iterator[str]:
+        """Yields where the first supervisor may be."""
+        _, other = leader(self.workdir)
+        hosts = (one for one in self._hosts if one.own_id != self._id)
+        known = [written(*address) for one in hosts for address in one.addresses()]
+        places = [self.terms.coordinator, other or self.terms.coordinator, *known]
+        now = time.monotonic()
+        passed = {place for place, until in self._silent.items() if self.leads or now < until}
+        passed |= {self.terms.coordinator} if self.leads else set()
+        yield from dict.fromkeys(place for place in places if place not in passed)
+
+    def _leads_now(self, standing_by: set[str], seconds: float) -> str | None:
+        """Returns where this supervisor listens, if it is to lead.
+
+        Args:
+            standing_by: where others stand by.
+            seconds: how long the first one has been away.
+        """
+        at = next((n for n, one in enumerate(self._hosts) if one.own_id == self._id), None)
+        if at is None:
+            return None
+        counts = [self.terms.total]
+        if self.terms.elastic is not None and seconds >= self.shrink_after:
+            counts = self.terms.elastic.counts()
+        alive = [
+            one
+            for one in self._hosts
+            if one.own_id == self._id or {written(*a) for a in one.addresses()} & standing_by
+        ]
+        if alive[0].own_id != self._id or sum(one.places for one in alive) < min(counts):
+            return None
+        if seconds < _AWAY:
+            return None
+        others = [one for one in self._hosts if one.own_id != self._id]
+        return written(own_name(self._hosts[at].names, others), self._port)
 
     def _serve(self, line: Line, until: float) -> tuple[bool, int | None]:
         """Does what is said, until the connection breaks.
@@ -134,14 +214,18 @@ class Member:
             first=self.numbers[0],
             processes=len(self.numbers),
             total=self.terms.total,
+            names=names_here(),
+            port=self._port,
             elastic=None if self.terms.elastic is None else self.terms.elastic.axis,
             spare=self.spare,
             code=self.terms.code,
             host=socket.gethostname(),
             token=self._token(),
         )
-        welcome = False
+        welcome = self._answered = False
+        line.wait(_ANSWER)
         for message in line.messages():
+            self.leads, self._answered = False, True  # one does
             if "refused" in message:
                 refusal = f"the first supervisor refuses this one: {message['refused']}"
                 if message["lasting"] or time.monotonic() > until - _ANSWER:
@@ -153,8 +237,12 @@ class Member:
                 return welcome, int(message["over"])
             elif "welcome" in message:
                 welcome = True
+                line.wait(self.terms.silence)
                 if self._signal is not None:  # it came while this one was not connected
                     line.send(signalled=self._signal)
+            elif "hosts" in message:
+                self._hosts = [Listed.read(one) for one in message["hosts"]]
+                self._starts = message["starts"]
             elif "start" in message:
                 self._start(line, message)
             elif message.get("of") == self._start_number:
@@ -171,6 +259,7 @@ class Member:
                 child.kill()
             self.children, self._start_number = {}, message["of"]
         number, of = message["start"], message["of"]
+        self._starts = of
         child = self.children[number] = Child(number, message["shown"])
 
         def ended(child: Child) -> None:
@@ -190,10 +279,7 @@ class Member:
 
     def _token(self) -> str:
         """Returns what the first supervisor has written into the workdir."""
-        try:
-            return (self.workdir / TOKEN).read_text()
-        except OSError:
-            return ""
+        return leader(self.workdir)[0]
 
     def _pass_on(self, number: int) -> None:
         self._signal = self._signal or number

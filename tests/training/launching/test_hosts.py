@@ -23,9 +23,8 @@ import json, os, sys
 from pathlib import Path
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.training.launching.elastic import Elastic
-from meshdsl.training.launching.hosts import Hosts, Terms
-from meshdsl.training.launching.member import Member
-from meshdsl.training.launching.supervisor import Launch, Supervisor
+from meshdsl.training.launching.hosts import Terms
+from meshdsl.training.launching.succession import HostSupervisor
 
 given = json.loads(sys.argv[1])
 folder = Path(given["folder"])
@@ -49,11 +48,8 @@ terms = Terms(where, given["total"], given["code"], given["silence"], elastic)
 copies = folder / f"copies.{given['first']}"
 rest = command, os.environ, Path(given["workdir"]), (given["patience"], 60.0), say
 try:
-    if given["first"]:
-        code = Member(terms, numbers, *rest, copies, given["spare"]).run()
-    else:
-        crew = Hosts(terms, numbers, *rest, given["shrink_after"], copies)
-        code = Supervisor(Launch(crew, folder, 5, 60.0, say)).run()
+    last = given["shrink_after"], copies, given["spare"]
+    code = HostSupervisor(terms, numbers, *rest, (5, 60.0), *last).run()
 except ValueError as error:
     say(error)
     code = 2
@@ -339,6 +335,73 @@ def test_a_host_that_is_taken_away_leaves_the_others_a_saved_state(job, tmp_path
     (tmp_path / "end").touch()
     assert (first.wait(90), second.wait(90)) == (0, 0)
     assert "failure" not in first.stderr.read()
+
+
+def ppids(folder, start, count):
+    """Returns which supervisors have started the processes of a start."""
+    process(folder, start, count - 1)
+    files = [folder / f"by.{start}.{number}" for number in range(count)]
+    wait_for(lambda: all(file.exists() and file.read_text() for file in files))
+    return [int(file.read_text()) for file in files]
+
+
+BY = "open(f'{folder}/by.{start}.{number}', 'w').write(str(os.getppid()))\n"
+
+
+def kill_host(folder, supervisor, *processes):
+    """Kills a supervisor and its processes, as the end of their host does."""
+    supervisor.kill()
+    for number in processes:
+        os.kill(number, signal.SIGKILL)
+
+
+def test_the_job_goes_on_without_the_first_host_and_grows_again_with_it(job, tmp_path):
+    given = {"program": "import json\n" + BY + ELASTIC, "elastic": True}
+    first, second, third = (job(n, **given) for n in range(3))
+    wait_for(lambda: all((tmp_path / f"ready.1.{n}").exists() for n in range(3)))
+    kill_host(tmp_path, first, process(tmp_path, 1, 0))
+    assert ppids(tmp_path, 2, 2) == [second.pid, third.pid]
+    meets = flags(tmp_path, 2, 0)[2]
+    assert meets != flags(tmp_path, 1, 0)[2] and meets == flags(tmp_path, 2, 1)[2]
+    first = job(0, **given)
+    assert sorted(ppids(tmp_path, 3, 3)) == sorted([first.pid, second.pid, third.pid])
+    wait_for(lambda: all((tmp_path / f"ready.3.{n}").exists() for n in range(3)))
+    kill_host(tmp_path, second, process(tmp_path, 3, ppids(tmp_path, 3, 3).index(second.pid)))
+    assert sorted(ppids(tmp_path, 4, 2)) == sorted([first.pid, third.pid])  # a second time
+    (tmp_path / "end").touch()
+    assert [one.wait(90) for one in (first, third)] == [0, 0]
+    events = [json.loads(line) for line in (tmp_path / NAME).read_text().splitlines()]
+    kinds = [one["event"] for one in events if one["event"] != "stepped"]
+    again = ["failed", "started"]
+    assert kinds == ["started", *again, "renewed", "started", *again, "ended"]
+    assert [one["start"] for one in events if one["event"] == "started"] == [1, 2, 3, 4]
+    assert "the one of this host, at " in second.stderr.read()
+
+
+def test_a_spare_host_lets_the_job_go_on_without_the_first_one(job, tmp_path):
+    program = BY + "time.sleep(600 if start == 1 else 0)"
+    first, second = job(0, program=program), job(1, processes=2, program=program)
+    wait_for(lambda: all((tmp_path / f"1.{n}").exists() for n in range(3)))
+    spare = job(3, program=program, spare=True, shrink_after=300.0)
+    time.sleep(3)
+    kill_host(tmp_path, first, process(tmp_path, 1, 0))
+    assert (second.wait(90), spare.wait(90)) == (0, 0)
+    assert ppids(tmp_path, 2, 3) == [second.pid, second.pid, spare.pid]
+
+
+def test_a_first_supervisor_that_was_cut_off_gives_way(job, tmp_path):
+    given = {"program": "import json\n" + BY + ELASTIC, "elastic": True, "silence": 3.0}
+    first, second, third = (job(n, **given) for n in range(3))
+    wait_for(lambda: all((tmp_path / f"ready.1.{n}").exists() for n in range(3)))
+    os.kill(first.pid, signal.SIGSTOP)
+    old = process(tmp_path, 1, 0)
+    assert ppids(tmp_path, 2, 2) == [second.pid, third.pid]
+    os.kill(first.pid, signal.SIGCONT)
+    wait_for(lambda: not is_there(old))
+    assert sorted(ppids(tmp_path, 3, 3)) == sorted([first.pid, second.pid, third.pid])
+    (tmp_path / "end").touch()
+    assert [one.wait(90) for one in (first, second, third)] == [0, 0, 0]
+    assert "another supervisor leads the job now" in first.stderr.read()
 
 
 def test_a_start_does_not_take_the_end_of_an_earlier_one_for_its_own(job, tmp_path):
