@@ -5,7 +5,11 @@ of an attention computed at once, as in `tests.benchmarks.gspmd_bytes`. No TPU i
 libtpu (`pip install -e '.[tpu]'`). Printed are MiB of one device: the peak, and of that what is
 not an argument. With `--blocks`, long attentions are computed in blocks of scores instead.
 
-Run: python -m tests.benchmarks.memory [--pair=NAME ...] [--blocks]
+The plan is what a program needs. With collectives on the SparseCores the compiler holds more at
+once where there is room, to hide them, so programs are compiled without these; `--offloaded` is
+with them.
+
+Run: python -m tests.benchmarks.memory [--pair=NAME ...] [--blocks] [--offloaded]
 """
 
 import argparse
@@ -17,6 +21,7 @@ from dataclasses import dataclass
 import jax
 
 from meshdsl.lowering import attention_sizes
+from meshdsl.lowering.backends.compiler_flags import RECOMMENDED, without_offloading
 from meshdsl.lowering.backends.jax.executable import Executable
 from tests.benchmarks.gspmd_bytes import topology_mesh
 from tests.benchmarks.pairs import PAIRS, Pair, jitted
@@ -49,15 +54,20 @@ class Account:
         return (self.peak - self.arguments) / (self.compiler_peak - self.compiler_arguments)
 
 
-def account(pair: Pair) -> Account:
-    """Lowers and compiles a pair: `account(PAIRS["mlp_data"])`."""
+def account(pair: Pair, offloaded: bool = False) -> Account:
+    """Lowers and compiles a pair: `account(PAIRS["mlp_data"])`.
+
+    Args:
+        offloaded: whether with collectives on the SparseCores.
+    """
     function, arguments = jitted(pair)
     program = function.lower(*arguments)
     start = time.perf_counter()
     memory = program.memory
     seconds = time.perf_counter() - start
     devices, donated = topology_mesh(program.mesh), program.donated
-    xla = Executable(program, donated, devices, platform="cpu").memory_analysis()
+    flags = RECOMMENDED["v5p"] if offloaded else without_offloading(RECOMMENDED["v5p"])
+    xla = Executable(program, donated, devices, "cpu", flags).memory_analysis()
     return Account(
         memory.peak_bytes,
         sum(buffer.bytes for buffer in memory.buffers if buffer.kind == "input"),
@@ -80,6 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pair", action="append", choices=[*PAIRS], help="leave out for all")
     parser.add_argument("--blocks", action="store_true", help="blocks of scores, as on devices")
+    parser.add_argument("--offloaded", action="store_true", help="collectives on SparseCores")
     arguments = parser.parse_args()
     # As in `gspmd_bytes`: no TPU is looked for, and several processes may compile at a time.
     jax.config.update("jax_platforms", "cpu")
@@ -92,7 +103,7 @@ def main() -> None:
     print(f"{'MiB':23s} {'peak':>28s}   {'without arguments':>28s}\n{'':23s} {columns}   {columns}")
     found = {}
     for name in arguments.pair or PAIRS:
-        found[name] = account(PAIRS[name])
+        found[name] = account(PAIRS[name], arguments.offloaded)
         print(show(PAIRS[name], found[name]), flush=True)
     ratios = [one.ratio for one in found.values()]
     away = max(abs(math.log(ratio)) for ratio in ratios)

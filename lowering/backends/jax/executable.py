@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.lowering.backends.compiler_flags import Flag, chosen, recommended, unknown
+from meshdsl.lowering.backends.compiler_flags import (
+    Flag,
+    chosen,
+    recommended,
+    unknown,
+    without_offloading,
+)
 from meshdsl.lowering.backends.jax.arguments import Storage, as_logical_function, partition_spec
 from meshdsl.lowering.backends.jax.direct import Once, accepts, is_jit_disabled
 from meshdsl.lowering.backends.jax.emitters import EMITTERS
@@ -25,6 +32,12 @@ from meshdsl.lowering.backends.jax.machine import Machine
 from meshdsl.lowering.backends.jax.torus import arrange_devices
 from meshdsl.lowering.program import Block, SpmdProgram, Value
 from meshdsl.tensors.dtypes import is_float
+
+WITHOUT_OFFLOADING = (
+    "the program does not fit the devices with collectives on SparseCores, for which the compiler "
+    "holds more at once. It is compiled without them, so the steps wait for what is sent. A layout "
+    "that needs less memory, or more microbatches, would let it hide that again"
+)
 
 
 class Executable:
@@ -36,7 +49,8 @@ class Executable:
             topology (`jax.experimental.topologies`), to compile for TPUs that are not there.
         platform: the platform whose fused kernels are used; by default that of the devices.
         compiler_options: XLA's, by name; by default those recommended for the devices, merged
-            with `program.compiler_flags` (see `backends.compiler_flags`).
+            with `program.compiler_flags` (see `backends.compiler_flags`). If the program does not
+            fit with collectives on SparseCores, it is compiled without them, with a warning.
 
     Attributes:
         inputs, outputs: the form in which each is stored.
@@ -71,19 +85,28 @@ class Executable:
             device = mesh.devices.flat[0]
             compiler_options = chosen(program.compiler_flags, self.recommended(device))
         self._once = Once(self.traceable(mesh, platform))
-        self._jitted = jax.jit(
-            self._once.function,
-            in_shardings=tuple(self.shardings),
-            out_shardings=tuple(stored.sharding for stored in self.outputs),
-            donate_argnums=tuple(_reusable(block, donated)),
-            compiler_options=dict(compiler_options) or None,
-        )
+
+        def jitted(options: Mapping[str, Flag]) -> Any:
+            return jax.jit(
+                self._once.function,
+                in_shardings=tuple(self.shardings),
+                out_shardings=tuple(stored.sharding for stored in self.outputs),
+                donate_argnums=tuple(_reusable(block, donated)),
+                compiler_options=dict(options) or None,
+            )
+
+        self._jitted = jitted(compiler_options)
         try:
-            self.compiled = self._jitted.lower(*avals).compile()
+            self.compiled = _compiled(self._jitted, avals)
         except jax.errors.JaxRuntimeError as error:
             if reason := unknown(error, compiler_options):
                 raise ValueError(reason) from error
-            raise
+            smaller = without_offloading(compiler_options, program.compiler_flags)
+            if "RESOURCE_EXHAUSTED" not in str(error) or smaller is None:
+                raise
+            warnings.warn(WITHOUT_OFFLOADING, stacklevel=2)
+            self._jitted = jitted(smaller)
+            self.compiled = _compiled(self._jitted, avals)
 
     @property
     def direct(self) -> Callable | None:
@@ -136,6 +159,10 @@ class Executable:
     def memory_analysis(self) -> Any:
         """Returns XLA's analysis of the memory of one device."""
         return self.compiled.memory_analysis()
+
+
+def _compiled(jitted: Any, avals: Sequence[jax.ShapeDtypeStruct]) -> Any:
+    return jitted.lower(*avals).compile()
 
 
 def function(

@@ -18,7 +18,9 @@ from meshdsl.lowering.backends.compiler_flags import (
     parse,
     recommended,
     show,
+    without_offloading,
 )
+from meshdsl.lowering.backends.jax import executable
 from meshdsl.lowering.backends.jax.ahead import devices
 from meshdsl.lowering.backends.jax.torus import arrange_devices
 from meshdsl.lowering.options import Options
@@ -49,6 +51,37 @@ def test_what_is_no_flag_is_reported(text):
 def test_a_flag_given_twice_is_reported():
     with pytest.raises(ValueError, match="a is given twice"):
         parse("a=1,a=2")
+
+
+def test_collectives_are_kept_off_sparse_cores_unless_a_user_wants_them_there():
+    name = "xla_tpu_enable_sparse_core_collective_offload_all_gather"
+    left = without_offloading(RECOMMENDED["v5p"])
+    assert left == RECOMMENDED["v4"]  # which has no SparseCores that collectives can use
+    kept = without_offloading(RECOMMENDED["v5p"], ((name, True),))
+    assert kept == {**RECOMMENDED["v4"], name: True}
+    assert without_offloading(RECOMMENDED["v5e"]) is None
+
+
+def test_a_program_that_does_not_fit_with_hidden_collectives_is_compiled_without(monkeypatch):
+    dim = md.Dimension("dim", 4)
+    program = md.jit(lambda x: x + 1, backend="jax").lower(md.spec([dim]))
+    asked = []
+
+    def compiled(jitted, avals):
+        asked.append(jitted)
+        if len(asked) == 1:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: CompileTimeHbmOom: 102G of 95G")
+        return "compiled"
+
+    monkeypatch.setattr(executable, "_compiled", compiled)
+    with pytest.warns(UserWarning, match="compiled without them, so the steps wait"):
+        made = executable.Executable(program, compiler_options=RECOMMENDED["v5p"])
+    assert made.compiled == "compiled"
+    assert asked[1] is not asked[0]
+    for options in (RECOMMENDED["v5e"], {}):  # nothing can be left out
+        asked.clear()
+        with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
+            executable.Executable(program, compiler_options=options)
 
 
 def test_every_machine_has_its_flags():
