@@ -5,8 +5,9 @@
 * The last value of a statement has the name that the statement assigns to, or the name of the
   function around it. The values before it add their operation: `weights.max`, `weights.exp`.
 * A moved value has a prime: `h'` is `h` in another layout. A second `x` is `x.2`.
-* In the backward pass, a value with the dims of a value that its statement read in the forward pass
-  is the gradient of that value, `w_in_grad`. Others are named after the statement: `h_grad`.
+* In the backward pass, the gradient of a value that its statement read in the forward pass is named
+  after that value, `w_in_grad`; see `gradients.py`. Others are named after the statement: `h_grad`.
+  What a statement adds up to a gradient also has its operation: `h_grad.einsum`.
 * `h[layers]` is the stack of the values `h` of every iteration of a scan over `layers`.
 
 Names are unique in their block. They depend only on the program and the text of its source.
@@ -14,21 +15,18 @@ Names are unique in their block. They depend only on the program and the text of
 
 from __future__ import annotations
 
-import collections
 import itertools
 from collections.abc import Iterator, Sequence
 
 from meshdsl.lowering.expressions import Expressions
+from meshdsl.lowering.gradients import Gradients
 from meshdsl.lowering.instructions import kinds_with
 from meshdsl.lowering.parameters import Scan, While, parameters_of
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
-from meshdsl.tensors.dims import Dimension
 from meshdsl.tensors.paths import path_names
 from meshdsl.tracing.statements import Statement, statement_at
 
 _MOVES = kinds_with(lambda kind: kind.moves)
-# The base names of the values that a statement reads, with their dims.
-_Reads = dict[str, frozenset[Dimension]]
 
 
 class Names(dict[Value, str]):
@@ -43,7 +41,7 @@ class Names(dict[Value, str]):
         super().__init__()
         self.expressions: dict[Block, Expressions] = {}
         self._bases: dict[Value, str] = {}
-        self._read_at: dict[tuple[str, int], list[_Reads]] = collections.defaultdict(list)
+        self._gradients = Gradients()
         inputs = path_names(program.input_paths)
         scope = _Scope(self)
         for value, name in zip(program.block.inputs, inputs, strict=True):
@@ -66,9 +64,13 @@ class Names(dict[Value, str]):
         for statement, run in _runs(expressions.lines):
             computing = [i for i in run if not (i.op in _MOVES or i.bodies)]
             target = statement.names[0]
-            reads = self._reads(run, expressions.maker)
-            if not statement.backward:
-                self._read_at[statement.file, statement.line].append(reads)
+            lines = [(i, self._reads(i, expressions.maker)) for i in computing]
+            targets: dict[Value, Value] = {}
+            if statement.backward:
+                targets = self._gradients.targets(block, statement, lines)
+            else:
+                self._gradients.note(block, statement, lines)
+            last = {targets.get(v): i for i in computing for v in i.outputs}
             for instruction in run:
                 if instruction.op == "scan":
                     self._name_scan(instruction, scope)
@@ -81,9 +83,12 @@ class Names(dict[Value, str]):
                 elif instruction.outputs[0] in given:
                     scope.define(instruction.outputs[0], given[instruction.outputs[0]])
                 elif statement.backward:
-                    base = self._gradient(statement, instruction, reads) or target
-                    base = base if base.endswith("_grad") else f"{base}_grad"
-                    scope.define(instruction.outputs[0], base, base)
+                    for output in instruction.outputs:
+                        wanted = targets.get(output)
+                        base = target if wanted is None else self._bases[wanted]
+                        base = base if base.endswith("_grad") else f"{base}_grad"
+                        part = "" if instruction is last[wanted] else f".{instruction.op}"
+                        scope.define(output, base + part, base)
                 elif 1 < len(statement.names) == len(computing):
                     scope.define(
                         instruction.outputs[0], statement.names[computing.index(instruction)]
@@ -105,39 +110,27 @@ class Names(dict[Value, str]):
             else:
                 name = self.get(before) or target
                 scope.define(after, f"{name}'", self._bases.get(before, name), primes=True)
+            self._gradients.same(after, before)
 
-    def _gradient(self, statement: Statement, instruction: Instruction, reads: _Reads) -> str:
-        """Returns the name of the value whose gradient an instruction computes.
-
-        It is a value with the dims of the result that the statement read in the forward pass. If
-        the statement ran several times, the runs count that share the most operands with `reads`.
-        The name is empty if several values are possible.
-        """
-        runs = self._read_at[statement.file, statement.line]
-        shared = [len(run.keys() & reads.keys()) for run in runs]
-        closest = [run for run, n in zip(runs, shared, strict=True) if n == max(shared)]
-        dims = frozenset(instruction.outputs[0].shape)
-        candidates = {name for run in closest for name, read in run.items() if read == dims}
-        for name, read in reads.items():
-            if read == dims and name not in statement.names and not name.endswith("_grad"):
-                candidates.add(name)
-        return candidates.pop() if len(candidates) == 1 else ""
-
-    def _reads(self, run: Sequence[Instruction], maker: dict[Value, Instruction]) -> _Reads:
-        """Returns the values that some lines read, also inside their formulas."""
-        reads: _Reads = {}
+    def _reads(self, instruction: Instruction, maker: dict[Value, Instruction]) -> list[Value]:
+        """Returns the values that a line reads, also inside its formula."""
+        reads: dict[Value, None] = {}
         seen: set[Value] = set()
-        waiting = [value for instruction in run for value in instruction.inputs]
+        waiting = [*reversed(instruction.inputs)]
         while waiting:
             value = waiting.pop()
             if value in seen or not value.shape:
                 continue
             seen.add(value)
             if value in self:
-                reads[self._bases[value]] = frozenset(value.shape)
+                reads[value] = None
             elif value in maker:
-                waiting += maker[value].inputs
-        return reads
+                made = maker[value]
+                if made.op in _MOVES:  # perhaps of several values together
+                    waiting.append(made.inputs[made.outputs.index(value)])
+                else:
+                    waiting += reversed(made.inputs)
+        return [*reads]
 
     def _name_scan(self, scan: Instruction, scope: _Scope) -> None:
         params = parameters_of(scan, Scan)
@@ -149,12 +142,18 @@ class Names(dict[Value, str]):
             moves = consts <= position < consts + carries
             name = base if moves else self.get(outside, base).removesuffix(stacked)
             inner.define(inside, name, base.removesuffix(stacked))
+            if moves:
+                self._gradients.carried(inside, outside)
+            else:
+                self._gradients.same(inside, outside)
         self._name_block(body, inner, {})
         for position, (inside, outside) in enumerate(zip(body.outputs, scan.outputs, strict=True)):
             if position < carries:
+                self._gradients.carried_out(outside, inside)
                 base = self._bases.get(scan.inputs[consts + position]) or self._bases[inside]
                 scope.define(outside, base)
             else:
+                self._gradients.same(outside, inside)
                 scope.define(outside, self[inside] + stacked, self._bases[inside] + stacked)
 
     def _name_while(self, loop: Instruction, scope: _Scope, given: dict[Value, str]) -> None:
@@ -166,6 +165,8 @@ class Names(dict[Value, str]):
             ):
                 base = self._bases.get(outside, "carry")
                 inner.define(inside, self.get(outside, base) if position < consts else base, base)
+                if position < consts:
+                    self._gradients.same(inside, outside)
             self._name_block(body, inner, {})
         for start, outside in zip(loop.inputs[consts:], loop.outputs, strict=True):
             scope.define(outside, given.get(outside) or self._bases.get(start, "carry"))
@@ -178,6 +179,7 @@ class Names(dict[Value, str]):
             for outside, inside in zip(cond.inputs[1:], body.inputs, strict=True):
                 base = self._bases.get(outside, "value")
                 inner.define(inside, self.get(outside, base), base)
+                self._gradients.same(inside, outside)
             self._name_block(body, inner, {})
         count = len(cond.outputs)
         called = statement.names if len(statement.names) == count else statement.names[:1] * count

@@ -23,11 +23,14 @@ def mlp(
 
     `md.checkpoint` knows the activation's input as `mlp_hidden`.
     """
-    h = md.einsum(x, w_in, over=over)
+    mlp_hidden = md.einsum(x, w_in, over=over)
     if bias_in is not None:
-        h = h + bias_in
-    y = md.einsum(activation(md.name(h, "mlp_hidden")), w_out, over=hidden)
-    return y if bias_out is None else y + bias_out
+        mlp_hidden = mlp_hidden + bias_in
+    activated = activation(md.name(mlp_hidden, "mlp_hidden"))
+    mlp_out = md.einsum(activated, w_out, over=hidden)
+    if bias_out is not None:
+        mlp_out = mlp_out + bias_out
+    return mlp_out
 
 
 def gated_mlp(
@@ -43,6 +46,8 @@ def gated_mlp(
 
     `md.checkpoint` knows its two products as `mlp_gate` and `mlp_hidden`.
     """
-    gate = activation(md.name(md.einsum(x, w_gate, over=over), "mlp_gate"))
-    h = md.name(md.einsum(x, w_in, over=over), "mlp_hidden")
-    return md.einsum(gate * h, w_out, over=hidden)
+    mlp_gate = md.name(md.einsum(x, w_gate, over=over), "mlp_gate")
+    gate = activation(mlp_gate)
+    mlp_hidden = md.name(md.einsum(x, w_in, over=over), "mlp_hidden")
+    mlp_out = md.einsum(gate * mlp_hidden, w_out, over=hidden)
+    return mlp_out

@@ -89,10 +89,13 @@ def _by_einsum(
 ) -> md.Tensor:
     where = md.cast(chosen(routing), x.dtype)
     seated = md.cast(md.one_hot(places(routing, length), slot), x.dtype)
-    made = run(md.einsum(x, md.einsum(where, seated, over="choice"), over=length))
+    there = md.einsum(where, seated, over="choice")
+    dispatched = md.einsum(x, there, over=length)
+    expert_out = run(dispatched)
     weighted = where * md.cast(routing.weight, x.dtype)
     back = md.einsum(weighted, seated, over="choice")
-    return md.einsum(made, back, over=["routed", slot])
+    combined = md.einsum(expert_out, back, over=["routed", slot])
+    return combined
 
 
 def _by_gather(
@@ -100,6 +103,8 @@ def _by_gather(
 ) -> md.Tensor:
     parts = [Dimension("routed", routing.experts), slot]
     seats, seat, sitting = seated_at(routing, slot, length)
-    made = run(md.take(x, sitting, length).split(seat, parts))
-    results = md.take(made.merge(parts, seat), seats, seat)
-    return md.einsum(results, md.cast(routing.weight, x.dtype), over="choice")
+    dispatched = md.take(x, sitting, length).split(seat, parts)
+    expert_out = run(dispatched)
+    results = md.take(expert_out.merge(parts, seat), seats, seat)
+    combined = md.einsum(results, md.cast(routing.weight, x.dtype), over="choice")
+    return combined

@@ -24,8 +24,8 @@ def rms_norm(
         eps: added to the mean square.
     """
     wide = at_least_float32(x)
-    y = md.cast(wide * md.rsqrt(md.mean(md.square(wide), over) + eps), x.dtype)
-    return _scaled(y, scale, None)
+    normed = md.cast(wide * md.rsqrt(md.mean(md.square(wide), over) + eps), x.dtype)
+    return _scaled(normed, scale, None)
 
 
 def layer_norm(
@@ -47,8 +47,8 @@ def layer_norm(
     """
     wide = at_least_float32(x)
     centred = wide - md.mean(wide, over)
-    y = md.cast(centred * md.rsqrt(md.mean(md.square(centred), over) + eps), x.dtype)
-    return _scaled(y, scale, bias)
+    normed = md.cast(centred * md.rsqrt(md.mean(md.square(centred), over) + eps), x.dtype)
+    return _scaled(normed, scale, bias)
 
 
 def group_norm(
@@ -80,10 +80,10 @@ def group_norm(
         raise ValueError(f"{channel} channels do not divide into {groups} groups")
     parts = md.dims(channel_group=groups, channel_of_group=channel.size // groups)
     if as_list(over):
-        y = _normalised_groups(x, over, channel, parts, eps)
+        normed = _normalised_groups(x, over, channel, parts, eps)
     else:  # nothing makes the sums smaller than x before the channels are split
-        y = layer_norm(x.split(channel, parts), parts[1], eps=eps).merge(parts, channel)
-    return _scaled(y, scale, bias)
+        normed = layer_norm(x.split(channel, parts), parts[1], eps=eps).merge(parts, channel)
+    return _scaled(normed, scale, bias)
 
 
 def batch_norm(
@@ -111,13 +111,16 @@ def batch_norm(
         mean = md.mean(wide, over)
         statistics = mean, md.mean(md.square(wide - mean), over)
     mean, variance = (md.cast(one, wide.dtype) for one in statistics)
-    y = md.cast((wide - mean) * md.rsqrt(variance + eps), x.dtype)
-    return _scaled(y, scale, bias), statistics
+    normed = md.cast((wide - mean) * md.rsqrt(variance + eps), x.dtype)
+    return _scaled(normed, scale, bias), statistics
 
 
-def _scaled(y: md.Tensor, scale: md.Tensor | None, bias: md.Tensor | None) -> md.Tensor:
-    y = y if scale is None else y * scale
-    return y if bias is None else y + bias
+def _scaled(normed: md.Tensor, scale: md.Tensor | None, bias: md.Tensor | None) -> md.Tensor:
+    if scale is not None:
+        normed = normed * scale
+    if bias is not None:
+        normed = normed + bias
+    return normed
 
 
 def _normalised_groups(

@@ -36,9 +36,11 @@ class Rotation(md.Module):
     def __call__(self, x: md.Tensor) -> md.Tensor:
         """Returns x rotated; it has the dims `length` and `over` of the tables."""
         half = x.shape.get(self.over).size // 2
-        wide, partner = at_least_float32(x), at_least_float32(md.shift(x, self.over, half, True))
-        turned = wide * md.cast(self.cos, wide.dtype) + partner * md.cast(self.sin, wide.dtype)
-        return md.cast(turned, x.dtype)
+        wide = at_least_float32(x)
+        other_half = at_least_float32(md.shift(x, self.over, half, True))
+        cos, sin = md.cast(self.cos, wide.dtype), md.cast(self.sin, wide.dtype)
+        rotated = wide * cos + other_half * sin
+        return md.cast(rotated, x.dtype)
 
 
 @dataclass(frozen=True)

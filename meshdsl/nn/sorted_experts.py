@@ -83,8 +83,9 @@ def _at_all_peers(
     if each.size < choices.size:
         own, at = md.top_k(own, each.size, "choice", "choice")
         weight = md.take_along(weight, at, "choice")
-    made = _looked_up(experts, own, each.name)(x)
-    return md.einsum(made, md.cast(weight, x.dtype), over=["choice", peers.name])
+    expert_out = _looked_up(experts, own, each.name)(x)
+    combined = md.einsum(expert_out, md.cast(weight, x.dtype), over=["choice", peers.name])
+    return combined
 
 
 def _in_queues(
@@ -102,8 +103,9 @@ def _in_queues(
     nobody = md.full([*front, seat], -1, "int32")
     own = md.scatter(nobody, seats, routing.expert % each.size, seat, "max")
     rooms = [Dimension("routed", peers.size), slot]
-    tokens = md.take(x, sitting, length).split(seat, rooms).rename(routed=peers.name)
+    dispatched = md.take(x, sitting, length).split(seat, rooms).rename(routed=peers.name)
     expert = own.split(seat, rooms).rename(routed=peers.name)
-    made = _looked_up(experts, expert, each.name)(tokens).rename({peers.name: "routed"})
-    results = md.take(made.merge(rooms, seat), seats, seat)
-    return md.einsum(results, md.cast(routing.weight, x.dtype), over="choice")
+    expert_out = _looked_up(experts, expert, each.name)(dispatched).rename({peers.name: "routed"})
+    results = md.take(expert_out.merge(rooms, seat), seats, seat)
+    combined = md.einsum(results, md.cast(routing.weight, x.dtype), over="choice")
+    return combined

@@ -76,7 +76,7 @@ class Attention(md.Module):
         """Returns attention among the positions of x: [batch, length, embed]."""
         q, k, v = self._rotated(x, shared)
         k, v = k.rename(length="memory_length"), v.rename(length="memory_length")
-        return self._leave(
+        return self._added(
             self._attended(
                 q,
                 k,
@@ -106,7 +106,7 @@ class Attention(md.Module):
             bias=shared.bias,
             **shared.slots.visible,
         )
-        return self._leave(mixed), {"keys": keys, "values": values}
+        return self._added(mixed), {"keys": keys, "values": values}
 
     def across(self, x: md.Tensor, memory: md.Tensor) -> md.Tensor:
         """Returns attention of the positions of x to memory: [batch, memory_length, embed]."""
@@ -122,7 +122,7 @@ class Attention(md.Module):
         """Returns attention of the positions of x to what `of_memory` has made of a memory."""
         q = self._query(x)
         scores = {"scale": self.scale, "soft_cap": self.soft_cap}
-        return self._leave(_attend(q, cache["keys"], cache["values"], mask=mask, **scores))
+        return self._added(_attend(q, cache["keys"], cache["values"], mask=mask, **scores))
 
     def _rotated(self, x: md.Tensor, shared: Shared) -> tuple[md.Tensor, md.Tensor, md.Tensor]:
         q, k, v = self._query(x), self._key(x), self._value(x)
@@ -153,11 +153,13 @@ class Attention(md.Module):
         return k if self.key_norm is None else self.key_norm(k)
 
     def _value(self, x: md.Tensor) -> md.Tensor:
-        return plus(md.einsum(x, self.value, over="embed"), self.value_bias)
+        v = plus(md.einsum(x, self.value, over="embed"), self.value_bias)
+        return v
 
-    def _leave(self, mixed: md.Tensor) -> md.Tensor:
+    def _added(self, mixed: md.Tensor) -> md.Tensor:
         heads = self.out.shape.without(["embed"])
-        return plus(md.einsum(mixed, self.out, over=heads), self.out_bias)
+        attention_added = md.einsum(mixed, self.out, over=heads)
+        return plus(attention_added, self.out_bias)
 
 
 class LatentAttention(md.Module):
@@ -261,7 +263,8 @@ def _attend(q: md.Tensor, k: md.Tensor, v: md.Tensor, **options: Any) -> md.Tens
     """Returns attention with names for what it reads and leaves, which `remat` may keep."""
     q, k = md.name(q, "attention_query"), md.name(k, "attention_key")
     v = md.name(v, "attention_value")
-    return md.name(md.attention(q, k, v, **options), "attention_out")
+    attention_out = md.attention(q, k, v, **options)
+    return md.name(attention_out, "attention_out")
 
 
 def empty_cache(config: TransformerConfig, front: Sequence[Dimension]) -> dict[str, md.Tensor]:

@@ -48,12 +48,12 @@ class Block(md.Module):
     def __call__(self, x: md.Tensor, shared: Shared) -> tuple[md.Tensor, nn.RouterLosses | None]:
         """Returns the stream and, of a mixture of experts, the losses of its router."""
         y = md.name(self.attention(self._read(self.attention_norm, x), shared), "attention_added")
-        x = self._leave(self.attention_norm, x, y, self.attention_added_norm)
+        x = self._added(self.attention_norm, x, y, self.attention_added_norm)
         if self.cross is not None and self.cross_norm is not None:
             assert shared.memory is not None
             y = self.cross.across(self._read(self.cross_norm, x), shared.memory)
             y = md.name(y, "attention_added")
-            x = self._leave(self.cross_norm, x, y, self.cross_added_norm)
+            x = self._added(self.cross_norm, x, y, self.cross_added_norm)
         return self._mixed(x)
 
     def step(
@@ -68,12 +68,12 @@ class Block(md.Module):
             memory: for a layer with cross-attention, `of_memory` of what it reads.
         """
         y, cache = self.attention.step(self._read(self.attention_norm, x), shared, cache)
-        x = self._leave(self.attention_norm, x, y, self.attention_added_norm)
+        x = self._added(self.attention_norm, x, y, self.attention_added_norm)
         if self.cross is not None and self.cross_norm is not None:
             assert memory is not None
             h = self._read(self.cross_norm, x)
             y = self.cross.across_cached(h, memory, shared.memory_mask)
-            x = self._leave(self.cross_norm, x, y, self.cross_added_norm)
+            x = self._added(self.cross_norm, x, y, self.cross_added_norm)
         return replace(self, mlp=undropping(self.mlp))._mixed(x)[0], cache
 
     def _mixed(self, x: md.Tensor) -> tuple[md.Tensor, nn.RouterLosses | None]:
@@ -84,14 +84,15 @@ class Block(md.Module):
         else:
             y = self.mlp(h)
         y = md.name(y, "mlp_added")
-        return self._leave(self.mlp_norm, x, y, self.mlp_added_norm), losses
+        return self._added(self.mlp_norm, x, y, self.mlp_added_norm), losses
 
     def _read(self, norm: Norm, x: md.Tensor) -> md.Tensor:
         return x if self.post_norm else norm(x)
 
-    def _leave(self, norm: Norm, x: md.Tensor, y: md.Tensor, added: Norm | None) -> md.Tensor:
+    def _added(self, norm: Norm, x: md.Tensor, y: md.Tensor, added: Norm | None) -> md.Tensor:
         y = y if added is None else added(y)
-        return norm(x + y) if self.post_norm else x + y
+        stream = x + y
+        return norm(stream) if self.post_norm else stream
 
 
 def init_blocks(

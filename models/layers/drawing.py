@@ -36,4 +36,7 @@ class Drawing:
 
 def plus(x: md.Tensor, bias: md.Tensor | None) -> md.Tensor:
     """Returns x + bias, or x where there is no bias."""
-    return x if bias is None else x + bias
+    if bias is None:
+        return x
+    biased = x + bias
+    return biased

@@ -228,7 +228,8 @@ def _legend(explanation: Explanation) -> list[str]:
         else "",
         "a+b: one collective over both axes. count: times per step; payload: the larger of what "
         "one device gives and gets, each time; wire: what it sends, all times of a step together. "
-        "x[layers]: x of all layers, stacked; x.2: the second of that name; x_grad: its gradient."
+        "x[layers]: x of all layers, stacked; x.2: the second of that name; x.exp: a step on the "
+        "way to x; x_grad: its gradient."
         if explanation.traffic
         else "",
         "Tensors that travel together are listed each with its line; the total counts collectives."

@@ -158,7 +158,7 @@ def test_collectives_are_marked_and_tell_dim_axis_wire_bytes_and_place():
 
 def test_collectives_in_a_loop_tell_how_often():
     text = show(train_step, {"params": PARAMS}, {"x": X, "y": X})
-    assert re.search(r"all_reduce\(x_grad, model\) +384 B wire ×3 ", text)
+    assert re.search(r"all_reduce\(x_grad.einsum, model\) +384 B wire ×3 ", text)
 
 
 def test_an_output_that_replaces_an_input_is_called_after_it():
