@@ -7,7 +7,6 @@ blocks.
 
 from __future__ import annotations
 
-import html
 import io
 import itertools
 import math
@@ -21,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from meshdsl.late import late
 from meshdsl.layouts.layout import Layout, LayoutLike
 from meshdsl.layouts.mesh import Mesh, MeshLike
 from meshdsl.layouts.tensor_layout import TensorLayout
@@ -34,7 +34,6 @@ Block = tuple[Range, ...]
 
 _SAMPLED = 1 << 20  # blocks with more elements are not looked into
 _MOST = 32  # rows, columns and tables that are shown
-_COLOURS = ("#dbeafe", "#dcfce7", "#fef3c7", "#fce7f3", "#ede9fe", "#cffafe", "#ffedd5", "#e5e7eb")
 
 
 def inspect(
@@ -141,7 +140,7 @@ class Inspection:
             devices_of_block.setdefault(block, []).append(device)
         return devices_of_block
 
-    def _heads(self) -> Iterator[str]:
+    def heads(self) -> Iterator[str]:
         """Yields the lines about the array, which stand above its tables."""
         yield f"{short(self.dtype)}{self.dims}"
         if self.devices is None:
@@ -165,8 +164,10 @@ class Inspection:
             ]
             yield f"padded along {', '.join(names)}"
 
-    def _pages(self) -> Iterator[tuple[str, list[list[tuple[str, str]]]]]:
-        """Yields tables: a title, and rows of cells with their text and kind."""
+    def pages(self) -> Iterator[tuple[str, list[list[tuple[str, str]]]]]:
+        """Yields tables: a title, and rows of cells with their text and kind, `head` or `block`."""
+        if self.devices is None:
+            return
         blocks, split = self.blocks, self.split
         ranges = [sorted({block[i] for block in blocks}) for i in range(len(split))]
         first: list[list[Any]] = [*ranges[:2], [None], [None]]
@@ -196,9 +197,9 @@ class Inspection:
     def __str__(self) -> str:
         out = io.StringIO()
         console = Console(file=out, width=116, color_system=None)
-        for line in self._heads():
+        for line in self.heads():
             console.print(Text(line), soft_wrap=True)
-        for title, rows in self._pages() if self.devices is not None else ():
+        for title, rows in self.pages():
             table = Table(title=title or None, box=box.SQUARE, show_header=False, show_lines=True)
             for _ in rows[0]:
                 table.add_column(justify="center")
@@ -209,22 +210,9 @@ class Inspection:
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         """Returns the figure for notebooks: one colour for each block."""
-        parts = [f"<div>{html.escape(line)}</div>" for line in self._heads()]
-        colours = itertools.cycle(_COLOURS)
-        for title, rows in self._pages() if self.devices is not None else ():
-            parts.append(f'<table style="border-collapse:collapse"><caption>{title}</caption>')
-            for row in rows:
-                parts.append("<tr>")
-                for text, kind in row:
-                    shade = f"background:{next(colours)};" if kind == "block" else ""
-                    inner = html.escape(text).replace("\n", "<br>")
-                    style = f"{shade}border:1px solid #999;padding:4px 8px;text-align:center"
-                    parts.append(f'<td style="{style}">{inner}</td>')
-                parts.append("</tr>")
-            parts.append("</table>")
-        return "\n".join(parts)
+        return late("value in a notebook")(self)
 
 
 def _range(size: int, counts: Sequence[int], places: Sequence[int]) -> Range:

@@ -118,7 +118,8 @@ class Shown:
 
     def _total(self) -> str:
         root = self.root
-        text = f"{root.arrays:,} arrays, {root.count:,} elements, {show_bytes(root.bytes)}"
+        arrays = f"{root.arrays:,} array{'' if root.arrays == 1 else 's'}"
+        text = f"{arrays}, {root.count:,} elements, {show_bytes(root.bytes)}"
         if self.mesh is None:
             return text
         return f"{text}; on {self.mesh}, a device holds {show_bytes(root.local_bytes)}"

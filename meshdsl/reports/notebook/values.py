@@ -9,9 +9,10 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.costs.units import show_bytes
 from meshdsl.reports.explain.html.elements import place, tag
-from meshdsl.reports.notebook import arrays, graphs, layouts, trees
+from meshdsl.reports.notebook import arrays, graphs, inspections, layouts, trees
 from meshdsl.reports.notebook.cells import cell, head, quiet
 from meshdsl.reports.notebook.chips import dim_chip, dim_chips
+from meshdsl.running.inspection import Inspection
 from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tensors.dtypes import short
 from meshdsl.tensors.module import Module
@@ -30,6 +31,7 @@ show.register(Layout, layouts.show_layout)
 show.register(Mesh, layouts.show_mesh)
 show.register(Module, trees.show)
 show.register(Graph, graphs.show)
+show.register(Inspection, inspections.show)
 
 
 @show.register

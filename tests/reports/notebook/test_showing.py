@@ -105,3 +105,7 @@ def test_a_long_program_is_cut():
     text = md.jit(many).trace(md.spec([embed]))._repr_html_()
     assert "more lines" in text and len(text) < 200_000
     read(text)
+
+
+def test_one_array_is_one():
+    assert str(md.show({"w": md.spec(md.dims(embed=8))})).splitlines()[0].startswith("1 array, 8 ")
