@@ -4,20 +4,24 @@ Guarantees:
     A likelihood does not depend on the texts beside it, nor, up to rounding, on the batch size, the
     mesh and the layout.
     Texts are read in widths that are powers of two, so few programs are compiled.
+    What several texts follow is read once for all of them: the continuations of a multiple choice.
 """
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl import nn, ops
+from meshdsl.generation.contexts import Group, Row, Widths, batches, grouped, power_of_two
 from meshdsl.generation.programs import Place, result_spec
 from meshdsl.generation.reading import aligned_right, check_writes, splits_prompts
 from meshdsl.layouts.validate import LayoutWarning
@@ -61,29 +65,6 @@ class Likelihood:
         return bool(self.likeliest.all())
 
 
-@dataclass(frozen=True)
-class _Row:
-    """What one text has the programs read.
-
-    Attributes:
-        number: of the text.
-        source: what an encoder reads.
-        text: what is read token by token.
-        wanted: the tokens whose likelihood is asked for; they follow the last ones of `text`.
-    """
-
-    number: int
-    source: Sequence[int]
-    text: Sequence[int]
-    wanted: Sequence[int]
-    left_out: int
-
-    def widths(self, narrowest: int, widest: int) -> tuple[int, int]:
-        """Returns the positions that its programs have, of an encoder and of the text."""
-        source, text = (1 << (len(each) - 1).bit_length() for each in (self.source, self.text))
-        return max(source, narrowest), min(max(text, narrowest), widest)
-
-
 class LikelihoodScorer:
     """Says how likely texts are after other texts.
 
@@ -96,7 +77,8 @@ class LikelihoodScorer:
         model: one with a `decoding`.
         length: the most tokens that are read of a text and the one before it; of a model with an
             encoder, of each.
-        batch_size: how many texts are read at once.
+        batch_size: how many texts are read at once. Where several follow the same text, as many of
+            those before are read at once, and kept beside.
         place: where the programs run.
         chunk: how many tokens are read at once, a power of two. None: up to 128.
 
@@ -130,9 +112,9 @@ class LikelihoodScorer:
         self.like: Any = spec_of(model.init)
         self._prepare = self._place.compiled(self._prepared, [self.like], "params")
         self._params_like = result_spec(self._prepared, self.like)["params"]
-        self._programs: dict[tuple[str, int, int], Compiled] = {}
-        first = min(_NARROWEST, self._chunk)  # the layout is checked before parameters are read
-        self._lowered("score", first if self._encodes else 0, first)
+        self._programs: dict[tuple[str, Widths], Compiled] = {}
+        first = self._narrowest  # the layout is checked before parameters are read
+        self._lowered("score", Widths(first if self._encodes else 0, 0, first))
         self._params: Any = None
 
     def places(self) -> list[Any]:
@@ -173,11 +155,10 @@ class LikelihoodScorer:
                 rows.append(self._row(number, before, text))
             else:
                 found[number] = Likelihood(np.zeros(0), np.zeros(0, bool))
-        # The longest first: the memory suffices from the first batch on, or never.
-        rows.sort(key=lambda row: (len(row.source), len(row.text)), reverse=True)
+        alone, groups = grouped(rows)
         waiting: list[_Waiting] = []
-        for first in range(0, len(rows), self.batch_size):
-            waiting.append(self._read(rows[first : first + self.batch_size]))
+        for each in itertools.chain(self._read_alone(alone), self._read_groups(groups)):
+            waiting.append(each)
             if len(waiting) > _AHEAD:
                 found.update(waiting.pop(0).likelihoods())
                 if show is not None:
@@ -201,10 +182,10 @@ class LikelihoodScorer:
         if problems:
             raise ValueError("\n  ".join(["some texts cannot be scored:", *problems[:10]]))
 
-    def _row(self, number: int, before: Sequence[int], text: Sequence[int]) -> _Row:
+    def _row(self, number: int, before: Sequence[int], text: Sequence[int]) -> Row:
         if not self._encodes:
             left_out = max(0, len(before) + len(text) - 1 - self.length)
-            return _Row(number, [], [*before[left_out:], *text[:-1]], text, left_out)
+            return Row(number, [], [*before[left_out:], *text[:-1]], text, left_out)
         left_out = max(0, len(before) - self.length - self._splits)
         before = before[left_out:]
         if self._splits:
@@ -212,38 +193,109 @@ class LikelihoodScorer:
         else:
             assert self._decoding.start is not None
             source, first = before, self._decoding.start
-        return _Row(number, source, [first, *text[:-1]], text, left_out)
+        return Row(number, source, [first, *text[:-1]], text, left_out)
 
-    def _read(self, rows: Sequence[_Row]) -> _Waiting:
-        """Begins to read rows; returns what is then known of them."""
-        widths = [row.widths(min(_NARROWEST, self._chunk), self._widest) for row in rows]
-        source_width, width = (max(each) for each in zip(*widths, strict=True))
-        source_width *= self._encodes
-        chunk = min(self._chunk, width)
-        padded = [*rows, *[rows[-1]] * (self.batch_size - len(rows))]
-        read = -(-max(len(row.text) for row in rows) // chunk) * chunk
-        text, targets, pads = self._aligned(padded, read)
+    @property
+    def _narrowest(self) -> int:
+        return min(_NARROWEST, self._chunk)
+
+    def _read_alone(self, rows: Sequence[Row]) -> Iterator[_Waiting]:
+        """Begins to read rows, and yields what is then known of some."""
+        for first in range(0, len(rows), self.batch_size):
+            some = rows[first : first + self.batch_size]
+            source, text = (max(len(each) for each in all_) for all_ in _parts(some))
+            width = min(power_of_two(text, self._narrowest), self._widest)
+            widths = Widths(self._source_width(source), 0, width)
+            padded = self._padded(some)
+            texts, targets, pads = self._aligned(padded, self._read_width(text, widths))
+            cache = self._begun([row.source for row in padded], pads, widths)
+            yield self._scored(some, widths, cache, texts, targets)
+
+    def _read_groups(self, groups: Sequence[Group]) -> Iterator[_Waiting]:
+        """Begins to read what the rows of groups share, and then these; yields as `_read_alone`."""
+        for first in range(0, len(groups), self.batch_size):
+            some = self._padded(groups[first : first + self.batch_size])
+            prefix = max(len(group.prefix) for group in some)
+            tail = max(len(group.rows[0].tail) for group in some)
+            narrowest = self._narrowest
+            widths = Widths(
+                self._source_width(max(len(group.source) for group in some)),
+                min(power_of_two(prefix, narrowest), self._widest) if prefix else 0,
+                min(power_of_two(tail, narrowest), self._widest),
+            )
+            chunk = self._chunk_of("read", widths)
+            read = -(-prefix // chunk) * chunk
+            texts, pads = aligned_right([group.prefix for group in some], read)
+            cache = self._begun([group.source for group in some], pads, widths)
+            for piece in range(0, read, chunk):
+                given = named(texts[:, piece : piece + chunk], _TOKENS)
+                cache = self._program("read", widths)(self._params, cache, given)["cache"]
+            for rows, numbers in batches(groups[first : first + self.batch_size], self.batch_size):
+                of_rows = np.array([*numbers, *[numbers[-1]] * (self.batch_size - len(rows))])
+                copied = self._program("copy", widths)(
+                    cache, named(of_rows.astype(np.int32), ["batch"])
+                )
+                size = self._read_width(max(len(row.tail) for row in rows), widths)
+                tails, targets = self._tails(self._padded(rows), size)
+                yield self._scored(rows, widths, copied["cache"], tails, targets)
+
+    def _padded(self, some: Sequence[Any]) -> list[Any]:
+        """Returns as many as are read at once; the last one stands in for others."""
+        return [*some, *[some[-1]] * (self.batch_size - len(some))]
+
+    def _source_width(self, longest: int) -> int:
+        return power_of_two(longest, self._narrowest) if self._encodes else 0
+
+    def _read_width(self, longest: int, widths: Widths) -> int:
+        """Returns the positions of the chunks that have so many tokens."""
+        chunk = self._chunk_of("score", widths)
+        return -(-longest // chunk) * chunk
+
+    def _begun(
+        self, sources: Sequence[Sequence[int]], pads: NDArray[np.int32], widths: Widths
+    ) -> Any:
+        """Returns the caches of texts of which nothing has been read, or only by an encoder."""
         source = None
         if self._encodes:
-            sources, pads = aligned_right([row.source for row in padded], source_width)
-            source = named(sources, _TOKENS)
-        state = self._program("begin", source_width, width)(
-            self._params, source, named(pads, ["batch"])
-        )
-        pieces = []
-        for first in range(0, read, chunk):
-            piece, wanted = (each[:, first : first + chunk] for each in (text, targets))
-            given = [self._params, state["cache"], named(piece, _TOKENS)]
+            texts, pads = aligned_right(sources, widths.source)
+            source = named(texts, _TOKENS)
+        begin = self._program("begin", widths)
+        return begin(self._params, source, named(pads, ["batch"]))["cache"]
+
+    def _scored(
+        self,
+        rows: Sequence[Row],
+        widths: Widths,
+        cache: Any,
+        texts: NDArray[np.int32],
+        targets: NDArray[np.int32],
+    ) -> _Waiting:
+        """Begins to read texts after a cache, and to score what is wanted."""
+        pieces, chunk = [], self._chunk_of("score", widths)
+        for first in range(0, texts.shape[1], chunk):
+            piece, wanted = (each[:, first : first + chunk] for each in (texts, targets))
+            given = [self._params, cache, named(piece, _TOKENS)]
             if (wanted >= 0).any():
                 given.append(named(np.maximum(wanted, 0), _TOKENS))
-                state = self._program("score", source_width, width)(*given)
+                state = self._program("score", widths)(*given)
                 pieces.append((wanted, state["losses"], state["likeliest"]))
             else:
-                state = self._program("read", source_width, width)(*given)
+                state = self._program("read", widths)(*given)
+            cache = state["cache"]
         return _Waiting(rows, pieces)
 
+    def _tails(
+        self, rows: Sequence[Row], width: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Returns what rows read after their context from the first position on, and targets."""
+        tails = np.zeros((len(rows), width), np.int32)
+        targets = np.full_like(tails, -1)
+        for tail, target, row in zip(tails, targets, rows, strict=True):
+            tail[: len(row.tail)], target[: len(row.wanted)] = row.tail, row.wanted
+        return tails, targets
+
     def _aligned(
-        self, rows: Sequence[_Row], width: int
+        self, rows: Sequence[Row], width: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
         """Returns texts, the token after each position or -1 where none is wanted, and pads.
 
@@ -259,28 +311,39 @@ class LikelihoodScorer:
                 text[at], targets[at] = np.roll(text[at], -count), np.roll(targets[at], -count)
         return text, targets, pads
 
-    def _program(self, kind: str, source_width: int, width: int) -> Compiled:
-        key = (kind, source_width, width)
+    def _chunk_of(self, kind: str, widths: Widths) -> int:
+        """Returns how many tokens a program reads at once: a power of two, or all of them."""
+        if not widths.prefix:
+            return min(self._chunk, widths.text)
+        if kind == "read":
+            return min(self._chunk, widths.prefix)
+        # What is read after a context begins at a multiple of this, as caches with a window need.
+        return min(self._chunk, widths.prefix, widths.text)
+
+    def _program(self, kind: str, widths: Widths) -> Compiled:
+        key = (kind, widths)
         if key not in self._programs:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", LayoutWarning)  # the first one has warned
                 self._programs[key] = self._lowered(*key).compile()
         return self._programs[key]
 
-    def _lowered(self, kind: str, source_width: int, width: int) -> SpmdProgram:
-        """Lowers a program: to begin a cache, to read tokens, or to score them too."""
+    def _lowered(self, kind: str, widths: Widths) -> SpmdProgram:
+        """Lowers a program: to begin a cache, to read tokens, to score them too, to copy rows."""
         params, batch = self._params_like, Dimension("batch", self.batch_size)
 
         def tokens(length: int) -> Spec:
             return spec([batch, Dimension("length", length)], "int32")
 
-        source = tokens(source_width) if self._encodes else None
-        begin = partial(self._begin, width)
+        source = tokens(widths.source) if self._encodes else None
+        begin = partial(self._begin, widths)
         arguments = [params, source, spec([batch], "int32")]
         if kind == "begin":
             return self._place.lowered(begin, arguments)
         cache = result_spec(begin, *arguments)["cache"]
-        piece = tokens(min(self._chunk, width))
+        if kind == "copy":
+            return self._place.lowered(copied_rows, [cache, spec([batch], "int32")])
+        piece = tokens(self._chunk_of(kind, widths))
         if kind == "read":
             return self._place.lowered(self._read_tokens, [params, cache, piece], "cache")
         arguments = [params, cache, piece, piece]
@@ -290,10 +353,10 @@ class LikelihoodScorer:
         return {"params": self._decoding.prepare(params)}
 
     def _begin(
-        self, width: int, params: Any, source: Tensor | None, pads: Tensor
+        self, widths: Widths, params: Any, source: Tensor | None, pads: Tensor
     ) -> dict[str, Cache]:
-        decoding, chunk = self._decoding, min(self._chunk, width)
-        room = nn.slots_needed(width, decoding.window, chunk)
+        decoding, chunk = self._decoding, self._chunk_of("read", widths)
+        room = nn.slots_needed(widths.positions, decoding.window, chunk)
         if decoding.empty is not None:
             return {"cache": decoding.empty(pads, room)}
         assert decoding.encode is not None and source is not None
@@ -311,11 +374,36 @@ class LikelihoodScorer:
         return {"cache": cache, "losses": losses, "likeliest": likeliest}
 
 
+def copied_rows(cache: Cache, rows: Tensor) -> dict[str, Cache]:
+    """Returns a cache whose rows are those of another, by their numbers: s32[batch]."""
+    numbers = rows.rename(batch="row")
+
+    def chosen(tensors: Any) -> Any:
+        return jax.tree.map(of_rows, tensors, is_leaf=lambda x: isinstance(x, Tensor))
+
+    def of_rows(tensor: Tensor) -> Tensor:
+        names = tensor.shape.names
+        return ops.transpose(ops.take(tensor, numbers, "batch").rename(row="batch"), names)
+
+    return {
+        "cache": cache.replace(
+            pads=chosen(cache.pads),
+            layers=chosen(cache.layers),
+            memory=chosen(cache.memory),
+            memory_pads=chosen(cache.memory_pads),
+        )
+    }
+
+
+def _parts(rows: Sequence[Row]) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
+    return [row.source for row in rows], [row.text for row in rows]
+
+
 @dataclass(frozen=True)
 class _Waiting:
     """What the device is to say of rows: of each chunk, what is wanted, losses and likeliest."""
 
-    rows: Sequence[_Row]
+    rows: Sequence[Row]
     pieces: Sequence[tuple[NDArray[np.int32], NamedArray, NamedArray]]
 
     def likelihoods(self) -> dict[int, Likelihood]:

@@ -103,6 +103,83 @@ def test_the_jax_backend_agrees_on_eight_devices():
     check("rotary", "jax", batch_size=4)
 
 
+def choices():
+    """Returns texts of which several follow one context, in no order, and some that follow none."""
+    rng = np.random.default_rng(3)
+
+    def drawn(size):
+        return rng.integers(0, 61, size).tolist()
+
+    texts = []
+    for before, sizes in [(9, (1, 1, 1, 1)), (18, (4, 6)), (12, (3, 12, 1)), (9, (2, 9, 5, 4, 7))]:
+        context = drawn(before)
+        texts += [(context, drawn(size)) for size in sizes]
+        # A choice may lie in the last token before the text as well.
+        texts.append(([*context[:-1], (context[-1] + 1) % 61], texts[-1][1]))
+    texts += [(drawn(11), drawn(3)), (drawn(2), drawn(5)), ([], []), texts[0]]
+    texts[-2] = (drawn(3), [])
+    return [texts[number] for number in rng.permutation(len(texts))]
+
+
+@pytest.mark.parametrize("place", ["one device", "tensor parallel", "flash-decoding"])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.filterwarnings("ignore::meshdsl.layouts.validate.LayoutWarning")
+def test_texts_after_one_context_have_the_likelihoods_that_they_have_alone(family, place):
+    texts = choices()
+    likelihoods = scorer_of(family, place).score(texts)
+    for (before, text), likelihood in zip(texts, likelihoods, strict=True):
+        if text:
+            wanted, likeliest = alone(family, before, text)
+            np.testing.assert_allclose(likelihood.tokens, wanted, rtol=1e-5, atol=1e-6)
+            assert likelihood.likeliest.tolist() == (likeliest == text).tolist()
+        else:
+            assert likelihood.total == 0
+
+
+class Counting:
+    """A scorer's programs, which note the tokens that each call reads."""
+
+    def __init__(self, scorer):
+        self.read, compiled = {}, scorer._program
+
+        def program(kind, widths):
+            def run(*given):
+                if kind in ("read", "score"):
+                    self.read[kind] = self.read.get(kind, 0) + given[2].data.shape[1]
+                return compiled(kind, widths)(*given)
+
+            return run
+
+        scorer._program = program
+
+
+def test_a_context_is_read_once_for_all_texts_that_follow_it():
+    rng = np.random.default_rng(0)
+    contexts = [rng.integers(0, 61, 65).tolist() for _ in range(2)]
+    texts = [(context, rng.integers(0, 61, 8).tolist()) for context in contexts for _ in range(4)]
+    scorer = scorer_of("rotary", length=80)
+    counting = Counting(scorer)
+    together = scorer.score(texts)
+    # Of both contexts at once 64 tokens; then twice two texts of each, 8 tokens.
+    assert counting.read == {"read": 64, "score": 4 * 8}
+    counting.read.clear()
+    one_by_one = [scorer.score([text])[0] for text in texts]
+    assert counting.read == {"read": 8 * 64, "score": 8 * 8}
+    for mine, other in zip(together, one_by_one, strict=True):
+        np.testing.assert_allclose(mine.tokens, other.tokens, rtol=1e-12)
+
+
+def test_contexts_that_do_not_fit_are_shared_if_the_same_is_left_of_them():
+    rng = np.random.default_rng(0)
+    context = rng.integers(0, 61, 40).tolist()
+    texts = [(context, rng.integers(0, 61, size).tolist()) for size in (5, 5, 8, 1)]
+    likelihoods = scorer_of("learned positions").score(texts)
+    for (before, text), likelihood in zip(texts, likelihoods, strict=True):
+        assert likelihood.left_out == 40 + len(text) - 1 - LENGTH
+        wanted, _ = alone("learned positions", before[likelihood.left_out :], text)
+        np.testing.assert_allclose(likelihood.tokens, wanted, rtol=1e-6)
+
+
 def test_the_text_that_the_model_writes_is_greedy():
     _, params, scores = trained("rotary")
     text = [7, 3]
