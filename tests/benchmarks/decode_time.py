@@ -7,7 +7,7 @@ three forms: `unrolled` layers with a cache each, a `scan` over layers that retu
 and a `loop` over layers that updates one cache in place. The fastest of them is what ours is
 compared with. The tokens of all have to be the same in float32, and nearly so in bfloat16.
 
-Run: python -m tests.benchmarks.decode_time [--small] [--batch=1] [--batch=8]
+Run: python -m tests.benchmarks.decode_time [--small] [--processor] [--batch=1] [--batch=8]
 """
 
 from __future__ import annotations
@@ -261,18 +261,21 @@ def our_texts(case: Case, batch: int, params: Any) -> Iterator[Iterator[Any]]:
 # The measurement.
 
 
-def timed(case: Case, text: Iterator[Any]) -> tuple[float, np.ndarray]:
+Clock = Callable[[], float]
+
+
+def timed(case: Case, text: Iterator[Any], clock: Clock) -> tuple[float, np.ndarray]:
     """Returns the seconds of a step, and all tokens of the texts, [batch, tokens]."""
     tokens = [next(text)]  # the prompt is read, and a step has begun
-    start = time.perf_counter()
+    start = clock()
     for _ in range(case.steps):
         tokens.append(next(text))
-    seconds = (time.perf_counter() - start) / case.steps
+    seconds = (clock() - start) / case.steps
     tokens.extend(text)  # so that no step is left that runs beside the other program
     return seconds, np.stack(tokens, 1)
 
 
-def show(case: Case, batch: int, rounds: int) -> None:
+def show(case: Case, batch: int, rounds: int, clock: Clock) -> None:
     """Measures a batch size, and prints what was found."""
     params = case.params()
     weights = plain_weights(case, params)
@@ -283,7 +286,7 @@ def show(case: Case, batch: int, rounds: int) -> None:
     for number in range(WARM_UP + rounds):
         names = list(programs) if number % 2 else list(reversed(programs))
         for name in names:
-            took, texts[name] = timed(case, next(programs[name]))
+            took, texts[name] = timed(case, next(programs[name]), clock)
             seconds[name].append(took)
     middle = {name: statistics.median(each[WARM_UP:]) for name, each in seconds.items()}
     best = min(FORMS, key=middle.__getitem__)
@@ -307,11 +310,15 @@ def main() -> None:
     parser.add_argument("--batch", action="append", type=int, help="leave out for 1 and 8")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--small", action="store_true", help="sizes that a CPU can run")
+    parser.add_argument(
+        "--processor", action="store_true", help="processor time, for CPUs that others keep busy"
+    )
     parser.add_argument("--dtype", choices=["float32", "bfloat16"])
     arguments = parser.parse_args()
     case = SMALL if arguments.small else GPT2
     if arguments.dtype:
         case = Case(**{**case.__dict__, "dtype": arguments.dtype})
+    clock = time.process_time if arguments.processor else time.perf_counter
     device = jax.devices()[0]
     print(
         f"{device.device_kind}, JAX {jax.__version__}; GPT-2 of {case.layers} layers, embed "
@@ -320,7 +327,7 @@ def main() -> None:
         flush=True,
     )
     for batch in arguments.batch or (1, 8):
-        show(case, batch, arguments.rounds)
+        show(case, batch, arguments.rounds, clock)
 
 
 if __name__ == "__main__":
