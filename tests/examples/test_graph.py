@@ -1,0 +1,19 @@
+"""The example tells groups by neighbours, on split edges; without messages it cannot."""
+
+import runpy
+import sys
+from pathlib import Path
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "graph.py"
+
+
+def told(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), *arguments, "--steps=60"])
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    last = capsys.readouterr().out.splitlines()[-1]
+    return float(last.removeprefix("groups told of the other nodes: "))
+
+
+def test_neighbours_tell_the_groups_that_features_do_not(monkeypatch, capsys):
+    assert told(monkeypatch, capsys, "--mesh_shape=data:8", "--layout=edges:data") > 0.88
+    assert told(monkeypatch, capsys, "--layers=0") < 0.75
