@@ -21,6 +21,7 @@ from meshdsl.cli import flags
 from meshdsl.cli.mistakes.calibrated import check_machine
 from meshdsl.cli.mistakes.problems import Problems, UsageError
 from meshdsl.cli.sweeping.measures import Asked, Setup, Subject, Timed, Turn, prepare
+from meshdsl.cli.sweeping.nearest import nearest
 from meshdsl.cli.sweeping.progress import Progress
 from meshdsl.cli.sweeping.workers import Died, perform
 from meshdsl.layouts.calibration import calibration_of, find_hardware, is_file_name
@@ -64,7 +65,8 @@ def main(values: absl_flags.FlagValues, problems: Problems) -> None:
         sweep = _Sweep(subject, store, reading.candidates)
         for one in reading.repeated:
             print(f"measured once, though written several times: {one}", flush=True)
-        rows, summary = ranked(sweep.run()), sweep.summary()
+        rows = ranked(sweep.run())
+        summary = sweep.summary(nearest(subject, rows))
         if setup.folder:
             _write(Path(setup.folder), rows, summary, sweep.facts())
     _print(rows, summary, sweep, setup.folder)
@@ -237,7 +239,7 @@ class _Sweep:
             facts += [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
         return digest(graph, *facts)
 
-    def summary(self) -> Heading:
+    def summary(self, nearest: str) -> Heading:
         values, machines = self.subject.values, self.subject.setup.topologies
         measured = f"the median of {values.rounds} rounds in turn, on the devices there are"
         estimate = "simulated"
@@ -249,6 +251,7 @@ class _Sweep:
             times=measured if values.measure == "run" else estimate,
             peaks="by the plan" if values.measure == "plan" else "by the compiler's account",
             rooms=self.subject.rooms,
+            nearest=nearest,
         )
 
     def facts(self) -> dict[str, Any]:
@@ -312,9 +315,11 @@ def _print(rows: Sequence[Ranked], summary: Heading, sweep: _Sweep, folder: str 
     ]
     if sweep.earlier:
         lines.append(f"{sweep.earlier:,} of {len(rows):,} candidates were measured earlier")
-    console.print("\n".join(lines), markup=False, highlight=False)
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
     if len(failed) < len(rows):
         console.print(tables.shown(rows, values.measure == "run"))
+    if summary.nearest:
+        console.print(summary.nearest, markup=False, highlight=False, soft_wrap=True)
     if left := tables.left_out(rows):
         console.print(f"and {left:,} more{', in sweep.csv' if folder else ''}", highlight=False)
     for one in failed:

@@ -35,6 +35,7 @@ class Heading:
         times: where the times come from.
         peaks: where the bytes at the peak come from.
         rooms: bytes that a device may hold, by topology, or under "" of all.
+        nearest: where none fits, which one comes nearest and what would make it fit.
     """
 
     title: str
@@ -42,6 +43,7 @@ class Heading:
     times: str
     peaks: str
     rooms: Mapping[str, int]
+    nearest: str = ""
 
 
 def page(rows: Sequence[Ranked], heading: Heading) -> str:
@@ -61,6 +63,7 @@ def page(rows: Sequence[Ranked], heading: Heading) -> str:
                 ("peak", heading.peaks),
             ]
         ),
+        tag("pre", heading.nearest, style="white-space: pre-wrap") if heading.nearest else None,
     )
     return document(heading.title, header, *_measured(measured, heading), _failed(failed))
 
@@ -79,9 +82,9 @@ def _measured(rows: Sequence[Ranked], heading: Heading) -> list[Html]:
         "Memory against communication",
         plot(rows, heading.rooms),
         lead=(
-            "Filled: fits. The line is the Pareto front: no other candidate both holds and sends "
-            "less than one on it; the numbers are ranks. Rest on a mark to read it; a click opens "
-            "its report."
+            "Filled: fits. The line is the Pareto front: no other candidate that fits both holds "
+            "and sends less than one on it; the numbers are ranks. Rest on a mark to read it; a "
+            "click opens its report."
         ),
     )
     return [picture, section("Candidates", _table(rows), lead="Per device and step.")]
@@ -91,7 +94,9 @@ def _table(rows: Sequence[Ranked]) -> Html:
     axes = axes_of(rows)
     timed = any(row.result.quartiles for row in rows)
     compiled = any(row.result.compile_seconds is not None for row in rows)
-    numbers = ["step", *(["lower quartile", "upper quartile"] if timed else [])]
+    sizes = len({row.result.devices for row in rows}) > 1
+    numbers = [*(["devices × step"] if sizes else []), "step"]
+    numbers += [*(["lower quartile", "upper quartile"] if timed else [])]
     numbers += [*(["estimate"] if timed else []), "if sending overlaps", "sent"]
     numbers += [f"over {one}" for one in axes]
     numbers += ["peak", *(["planned peak", "compiled in"] if compiled else [])]
@@ -100,10 +105,12 @@ def _table(rows: Sequence[Ranked]) -> Html:
     columns += [Column("mesh"), Column("layout")]
     columns += [Column(name, number=True) for name in numbers]
     columns += [Column("fits"), Column("front"), Column("most time is spent on"), Column("notes")]
-    return table("candidates", columns, [_row(row, axes, timed, compiled) for row in rows])
+    return table("candidates", columns, [_row(row, axes, timed, compiled, sizes) for row in rows])
 
 
-def _row(row: Ranked, axes: Sequence[str], timed: bool, compiled: bool) -> list[Cell | Child]:
+def _row(
+    row: Ranked, axes: Sequence[str], timed: bool, compiled: bool, sizes: bool
+) -> list[Cell | Child]:
     one = row.result
     layout = tag("div", code(one.layout or "none"), style="min-width: 18ch")
     cells: list[Cell | Child] = [
@@ -111,6 +118,7 @@ def _row(row: Ranked, axes: Sequence[str], timed: bool, compiled: bool) -> list[
         *([one.topology] if one.topology else []),
         one.mesh,
         tag("a", layout, href=one.page) if one.page else layout,
+        *([_seconds(one.device_seconds)] if sizes else []),
         _seconds(one.seconds),
     ]
     if timed:

@@ -66,6 +66,11 @@ class Result:
         return Candidate(self.mesh, self.layout, self.topology)
 
     @property
+    def device_seconds(self) -> float:
+        """The time of a step times its devices: what it costs, on machines of any size."""
+        return (self.seconds or 0.0) * self.devices
+
+    @property
     def wire(self) -> float:
         """What is sent over all axes."""
         return math.fsum(self.wire_bytes.values())

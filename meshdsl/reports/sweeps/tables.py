@@ -77,7 +77,9 @@ def shown(rows: Sequence[Ranked], measured: bool) -> Table:
     if len(meshes) > 1:
         table.add_column("mesh", overflow="fold", min_width=12)
     table.add_column("layout", overflow="fold", min_width=24, ratio=1)
-    heads = ["step", *(["quartiles", "estimate"] if measured else []), *axes, "peak"]
+    counts = {row.result.devices for row in with_figures}
+    heads = [*(["devices × step"] if len(counts) > 1 else []), "step"]
+    heads += [*(["quartiles", "estimate"] if measured else []), *axes, "peak"]
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -85,6 +87,7 @@ def shown(rows: Sequence[Ranked], measured: bool) -> Table:
         one = row.result
         cells = [str(row.rank), *([one.topology] if len(machines) > 1 else [])]
         cells += [*([one.mesh] if len(meshes) > 1 else []), one.layout or "-"]
+        cells += [show_seconds(one.device_seconds)] if len(counts) > 1 else []
         cells += [show_seconds(one.seconds or 0.0)]
         if measured:
             low, high = one.quartiles or (0.0, 0.0)

@@ -29,6 +29,7 @@ RESULTS = st.builds(
     wire_bytes=st.integers(0, 3).map(lambda count: {"data": float(count)}),
     peak_bytes=st.integers(1, 3),
     fits=st.booleans(),
+    devices=st.sampled_from([1, 2]),
 )
 
 
@@ -43,8 +44,8 @@ def test_what_fits_comes_first_by_time_and_what_failed_last(results, random):
         if not below.reason:
             assert above.fits >= below.fits
             if above.fits == below.fits:
-                assert above.seconds <= below.seconds
-    assert not any(row.front for row in rows if row.result.reason)
+                assert above.seconds * above.devices <= below.seconds * below.devices
+    assert not any(row.front for row in rows if row.result.reason or not row.result.fits)
     shuffled = list(results)
     random.shuffle(shuffled)
     assert ranked(shuffled) == rows
