@@ -312,7 +312,7 @@ def test_the_compiler_of_tpus_has_its_account_of_each_topology(own, tmp_path, ca
         mesh, topology = f"--mesh_shape={row['mesh']}", f"--topology={row['topology']}"
         assert run(["compile", *arguments, mesh, topology]) == 0
         (line,) = [
-            line for line in capsys.readouterr().out.splitlines() if "by the compiler" in line
+            line for line in capsys.readouterr().out.splitlines() if "  by the compiler " in line
         ]
         assert show_bytes(row["peak_bytes"]) in line
 
