@@ -192,6 +192,7 @@ def live():
         process.communicate()
 
 
+@pytest.mark.long
 def test_live_answers_what_was_not_computed_ahead_with_the_figures_of_explain(
     live, capsys, tmp_path, monkeypatch
 ):

@@ -17,7 +17,7 @@ from tests.docs.pages import PAGES, ROOT, blocks, name_of, prose
 # Flags of other programs that pages name.
 OTHERS = {
     "pytest": "cases first_case jax_every optimize seed slow",
-    "tests.benchmarks": "keep jobs others profile workers",
+    "tests.benchmarks": "jobs keep kills offloaded others processor profile seconds small workers",
     "gcloud": "worker command",
     "Megatron-LM": "bf16 fp16 lr save load",
     "mkdocs": "strict",

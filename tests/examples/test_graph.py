@@ -4,6 +4,8 @@ import runpy
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "graph.py"
 
 
@@ -14,6 +16,7 @@ def told(monkeypatch, capsys, *arguments):
     return float(last.removeprefix("groups told of the other nodes: "))
 
 
+@pytest.mark.long
 def test_neighbours_tell_the_groups_that_features_do_not(monkeypatch, capsys):
     assert told(monkeypatch, capsys, "--mesh_shape=data:8", "--layout=edges:data") > 0.88
     assert told(monkeypatch, capsys, "--layers=0") < 0.75

@@ -4,9 +4,12 @@ import runpy
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "recommender.py"
 
 
+@pytest.mark.long
 def test_ratings_are_guessed_as_well_as_their_noise_allows(monkeypatch, capsys):
     layout = "--mesh_shape=data:2,model:4", "--layout=batch:data;users:model;items:model"
     monkeypatch.setattr(sys, "argv", [str(EXAMPLE), *layout, "--steps=150"])
