@@ -17,7 +17,6 @@ import dataclasses
 import functools
 import json
 import random
-from pathlib import Path
 
 import numpy as np
 
@@ -70,19 +69,25 @@ def made_pairs(count=400):
 def read_pairs(path):
     """Returns the pairs of a file of JSON lines."""
     pairs, wrong = [], []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            pair = json.loads(line)
-            pairs.append({name: str(pair[name]) for name in ("prompt", "chosen", "rejected")})
-        except (ValueError, KeyError, TypeError) as error:
-            wrong.append(f"line {number}: needs a prompt, chosen and rejected ({error!r})")
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                pair = json.loads(line)
+                pairs.append({name: str(pair[name]) for name in ("prompt", "chosen", "rejected")})
+            except (ValueError, KeyError, TypeError) as error:
+                wrong.append(f"line {number}: needs a prompt, chosen and rejected ({error!r})")
     if wrong or not pairs:
         raise SystemExit("\n  ".join([f"{path} is no file of pairs:", *(wrong[:10] or ["empty"])]))
     return pairs
 
 
-def arrays_of(pairs, tokenizer, length):
-    """Returns the tokens of pairs, those that follow, and where these are of an answer."""
+def arrays_of(pairs, tokenizer, length, begin=None):
+    """Returns the tokens of pairs, those that follow, and where these are of an answer.
+
+    `begin` is the token that prompts begin with, as weights from elsewhere have learned.
+    """
     tokens = np.full((len(pairs), 2, length + 1), tokenizer.end, np.int32)
     learned = np.zeros((len(pairs), 2, length), np.int32)
     prompts = tokenizer.encode([pair["prompt"].encode() for pair in pairs])
@@ -90,7 +95,10 @@ def arrays_of(pairs, tokenizer, length):
     for number, name in enumerate(("chosen", "rejected")):
         answers = tokenizer.encode([pair[name].encode() for pair in pairs])
         for row, (prompt, text) in enumerate(zip(prompts, answers, strict=True)):
-            before = [int(token) for token in prompt[:-1]] or [tokenizer.end]
+            before = [int(token) for token in prompt[:-1]]
+            if begin is not None and before[:1] != [begin]:
+                before.insert(0, begin)
+            before = before or [tokenizer.end]
             size = len(before) + len(text)
             too_long = max(too_long, size - length - 1)
             if size <= length + 1:
@@ -126,7 +134,9 @@ def trained(given):
         base, lambda config, *rest: preference_loss(config, given.beta, *rest), given.lora
     )
     pairs = read_pairs(given.data) if given.data else made_pairs()
-    arrays = arrays_of(pairs, load_tokenizer(given.tokenizer), given.length)
+    tokenizer = load_tokenizer(given.tokenizer)
+    begin = tokenizer.begin if given.init_from else None
+    arrays = arrays_of(pairs, tokenizer, given.length, begin)
     arrays["reference"] = reference_of(arrays, given, base)
     held_out = np.arange(len(pairs)) % 5 == 4
     training, others = (

@@ -85,7 +85,7 @@ class Names(dict[Value, str]):
                 elif statement.backward:
                     for output in instruction.outputs:
                         wanted = targets.get(output)
-                        base = target if wanted is None else self._bases[wanted]
+                        base = target if wanted is None else self._bases.get(wanted, target)
                         base = base if base.endswith("_grad") else f"{base}_grad"
                         part = "" if instruction is last[wanted] else f".{instruction.op}"
                         scope.define(output, base + part, base)

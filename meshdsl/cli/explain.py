@@ -18,6 +18,7 @@ from meshdsl.cli.planning.pages import write_page
 from meshdsl.cli.planning.pipeline_tables import show_table
 from meshdsl.cli.planning.searched import settle
 from meshdsl.cli.planning.steps import decided, jitted_step, training_step
+from meshdsl.layouts.calibration import find_hardware
 from meshdsl.lowering.options import Options
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
         print(show_failures(program, values))
         return
     others = {} if values.compare_layout or values.json else _others(program, job)
-    changes = () if values.compare_layout else changes_of(program, job, values.hardware)
+    device = find_hardware(values.hardware)
+    changes = () if values.compare_layout else changes_of(program, job, device)
     report = explain(program, values.hardware, others, changes)
     shown: Explanation | Comparison = report
     if values.compare_layout:

@@ -58,7 +58,9 @@ _PAGE = "explore.html"
 _HOST = "127.0.0.1"
 _GRACE = 1  # seconds in which answers may come to their ends when the server stops
 # Flags that choices have, that say what to compute, or that are of other commands.
-_ASIDE = frozenset("html plans live port parallel microbatches topology slices hardware".split())
+_ASIDE = frozenset(
+    "html host plans live port parallel microbatches topology slices hardware".split()
+)
 
 
 def main(values: absl_flags.FlagValues, problems: Problems) -> None:

@@ -239,7 +239,7 @@ class _Sweep:
             facts += [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
         return digest(graph, *facts)
 
-    def summary(self, nearest: str) -> Heading:
+    def summary(self, advice: str) -> Heading:
         values, machines = self.subject.values, self.subject.setup.topologies
         measured = f"the median of {values.rounds} rounds in turn, on the devices there are"
         estimate = "simulated"
@@ -251,7 +251,7 @@ class _Sweep:
             times=measured if values.measure == "run" else estimate,
             peaks="by the plan" if values.measure == "plan" else "by the compiler's account",
             rooms=self.subject.rooms,
-            nearest=nearest,
+            nearest=advice,
         )
 
     def facts(self) -> dict[str, Any]:
@@ -318,10 +318,10 @@ def _print(rows: Sequence[Ranked], summary: Heading, sweep: _Sweep, folder: str 
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
     if len(failed) < len(rows):
         console.print(tables.shown(rows, values.measure == "run"))
-    if summary.nearest:
-        console.print(summary.nearest, markup=False, highlight=False, soft_wrap=True)
     if left := tables.left_out(rows):
         console.print(f"and {left:,} more{', in sweep.csv' if folder else ''}", highlight=False)
+    if summary.nearest:
+        console.print(summary.nearest, markup=False, highlight=False, soft_wrap=True)
     for one in failed:
         text = f"not measured: {one.candidate}: {tables.why(one)}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)

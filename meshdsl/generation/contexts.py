@@ -62,18 +62,22 @@ class Group:
         return self.rows[0].prefix
 
 
-def grouped(rows: Sequence[Row]) -> tuple[list[Row], list[Group]]:
-    """Returns the rows that are read alone, and those that share a context; the longest first."""
+def grouped(rows: Sequence[Row], share: bool = True) -> tuple[list[Row], list[Group]]:
+    """Returns the rows that are read alone, and those that share a context; the longest first.
+
+    Args:
+        share: whether rows may share one; else all are read alone.
+    """
     together: dict[tuple, list[Row]] = {}
     for row in rows:
         together.setdefault((tuple(row.source), tuple(row.prefix)), []).append(row)
     alone, groups = [], []
     for (source, prefix), members in together.items():
-        if len(members) > 1 and len(source) + len(prefix) >= _LEAST:
+        if share and len(members) > 1 and len(source) + len(prefix) >= _LEAST:
             groups.append(Group(sorted(members, key=lambda row: len(row.tail), reverse=True)))
         else:
             alone += members
-    # The longest first: the memory suffices from the first batch on, or never.
+    # The longest first: the memory suffices from the first batch of each kind on, or never.
     alone.sort(key=lambda row: (len(row.source), len(row.text)), reverse=True)
     groups.sort(key=lambda g: (len(g.source), len(g.prefix), len(g.rows[0].tail)), reverse=True)
     return alone, groups

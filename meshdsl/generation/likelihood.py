@@ -107,6 +107,9 @@ class LikelihoodScorer:
         self.model, self.length, self.batch_size = model, length, batch_size
         self._decoding, self._place = model.decoding, place or Place()
         self._encodes, self._splits = model.decoding.empty is None, splits_prompts(model)
+        # By these scalings a cache's size changes how positions turn.
+        by_size = getattr(model.config, "rotary_scaling", "none") in ("dynamic", "longrope")
+        self._shares = not by_size
         self._chunk = chunk or _CHUNK
         self._widest = -(-length // self._chunk) * self._chunk
         self.like: Any = spec_of(model.init)
@@ -155,7 +158,7 @@ class LikelihoodScorer:
                 rows.append(self._row(number, before, text))
             else:
                 found[number] = Likelihood(np.zeros(0), np.zeros(0, bool))
-        alone, groups = grouped(rows)
+        alone, groups = grouped(rows, self._shares)
         waiting: list[_Waiting] = []
         for each in itertools.chain(self._read_alone(alone), self._read_groups(groups)):
             waiting.append(each)

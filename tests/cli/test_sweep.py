@@ -19,8 +19,13 @@ from meshdsl.cli import flags
 from meshdsl.cli import job as jobs
 from meshdsl.cli.main import run
 from meshdsl.cli.planning.steps import checked_program, jitted_step
+from meshdsl.cli.sweeping.measures import Setup, Subject
+from meshdsl.cli.sweeping.nearest import nearest
 from meshdsl.lowering.costs.units import show_bytes, show_seconds
 from meshdsl.reports.explain import explain
+from meshdsl.reports.sweeps.candidates import Candidate
+from meshdsl.reports.sweeps.ranking import ranked
+from meshdsl.reports.sweeps.result import Result
 from meshdsl.reports.sweeps.store import FILE
 
 TINY = ("--model_args=layers=2,embed=32,heads=4,d_ff=64", "--batch_size=8", "--length=16")
@@ -346,6 +351,29 @@ def test_where_nothing_fits_it_says_what_comes_nearest_and_what_makes_it_fit(own
     mesh = re.search(r"--mesh_shape=(\S+) \(2 times the devices\)", advised).group(1)
     told = swept(capsys, own, asked[1], f"--mesh_shape={mesh}", memory, "--parallel=1")
     assert "comes nearest" not in told
+
+
+def test_changes_are_judged_by_plans_with_what_the_compiler_needs_beside_them(own):
+    asked = (own, "--mesh_shape=data:2", "--layout=batch:data")
+    subject = Subject.of(Setup((*asked, "--memory=1GiB"), None))
+    program = subject.program(Candidate("data:2", "batch:data"))
+    plan = program.peak_bytes
+    subject.values.memory = int(1.1 * plan)  # the plan fits, and what the compiler makes does not
+    one = Result(
+        "data:2",
+        "batch:data",
+        devices=2,
+        seconds=1.0,
+        peak_bytes=int(1.3 * plan),
+        planned_peak_bytes=plan,
+        fits=False,
+    )
+    told = nearest(subject, ranked([one]))
+    assert told.startswith("it does not fit; #1 comes nearest: ") and "1.18 times the" in told
+    peaks = re.findall(r": ([\d.]+) (\w+), ", told.partition("what makes it fit")[2])
+    units = {"B": 1, "KiB": 2**10, "MiB": 2**20}
+    assert peaks and all(float(n) * units[unit] <= 1.01 * plan / 1.18 for n, unit in peaks)
+    assert "(1 times" not in told
 
 
 def test_without_a_workdir_nothing_is_written(own, tmp_path, capsys, monkeypatch):

@@ -94,6 +94,22 @@ def test_the_loss_is_that_of_the_paper(example):
     assert float(metrics["accuracy"]) == pytest.approx(np.mean(np.array(margins) > 0))
 
 
+def test_prompts_begin_as_weights_from_elsewhere_have_learned(example):
+    plain, begun = (example["arrays_of"](PAIRS, Bytes(), 21, begin) for begin in (None, 7))
+    assert (begun["tokens"][:, :, 0] == 7).all()
+    for pair, before, after in zip(PAIRS, plain["learned"], begun["learned"], strict=True):
+        # An empty prompt begins with the end token, which this one replaces.
+        shift = 1 if pair["prompt"] else 0
+        np.testing.assert_array_equal(after, np.roll(before, shift, -1))
+
+
+def test_a_line_separator_within_a_text_ends_no_pair(example, tmp_path):
+    pair = {"prompt": "one\u2028two\x85three", "chosen": " a", "rejected": " b"}
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("\n" + json.dumps(pair, ensure_ascii=False) + "\n\n", encoding="utf-8")
+    assert example["read_pairs"](file) == [pair]
+
+
 LORA = "--lora=blocks/**/query:2,blocks/**/w_in:2"
 CASES = [
     pytest.param("numpy", (), id="all"),

@@ -136,6 +136,26 @@ def test_texts_after_one_context_have_the_likelihoods_that_they_have_alone(famil
             assert likelihood.total == 0
 
 
+@pytest.mark.parametrize("scaling", ["dynamic", "longrope"])
+def test_a_shared_context_does_not_change_how_positions_turn(scaling):
+    scale = f"rotary_scaling={scaling},rotary_factor=4,rotary_original=16"
+    if scaling == "longrope":
+        scale += ",rotary_short=1+1,rotary_long=3+5"
+    model = models.load("gpt_mini", f"{SIZES},{scale}")
+    params = md.jit(model.init, backend="numpy")(md.random.key(1))
+    context = [*range(12)]
+    texts = [([*context], [4, 5, 6]), ([*context], [7])]  # all within the original positions
+
+    def scored(some):
+        scorer = LikelihoodScorer(model, length=16, chunk=8, place=PLACES["one device"])
+        scorer.load(params)
+        return [each.tokens for each in scorer.score(some)]
+
+    together = scored(texts)
+    for text, tokens in zip(texts, together, strict=True):
+        np.testing.assert_array_equal(tokens, scored([text])[0])
+
+
 class Counting:
     """A scorer's programs, which note the tokens that each call reads."""
 

@@ -104,9 +104,9 @@ class Executable:
             smaller = without_offloading(compiler_options, program.compiler_flags)
             if "RESOURCE_EXHAUSTED" not in str(error) or smaller is None:
                 raise
-            warnings.warn(WITHOUT_OFFLOADING, stacklevel=2)
             self._jitted = jitted(smaller)
             self.compiled = _compiled(self._jitted, avals)
+            warnings.warn(WITHOUT_OFFLOADING, stacklevel=2)
 
     @property
     def direct(self) -> Callable | None:

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 from meshdsl.cli.job import Job
 from meshdsl.cli.planning.steps import training_step
-from meshdsl.layouts.calibration import find_hardware
 from meshdsl.models.remat import KINDS
 from meshdsl.training.microbatches import check_microbatches
 
 if TYPE_CHECKING:
+    from meshdsl.layouts.hardware import Hardware
     from meshdsl.lowering.program import SpmdProgram
     from meshdsl.search.changes import Change, Tried
 
 _DECIDED = 2  # changes that save time, and that save memory, about which time decides
 
 
-def changes_of(program: SpmdProgram, job: Job, hardware: str) -> tuple[Tried, ...]:
+def changes_of(program: SpmdProgram, job: Job, device: Hardware) -> tuple[Tried, ...]:
     """Returns a job's step as it is, and by single changes of its layout and its flags.
 
     Where time decides about the step, deciding about each change would take too long. They are
@@ -31,7 +31,6 @@ def changes_of(program: SpmdProgram, job: Job, hardware: str) -> tuple[Tried, ..
 
     if program.mesh.size > 1 and not program.layout.rules:
         return ()  # all devices do the same work: any layout is better
-    device = find_hardware(hardware)
 
     def write(change: Change, job: Job) -> SpmdProgram:
         changed = replace(job, layout=change.layout, mesh=change.mesh, decisions=())

@@ -15,6 +15,7 @@ from meshdsl.cli.planning.changes import changes_of
 from meshdsl.cli.planning.steps import decided, training_step
 from meshdsl.cli.sweeping.measures import Subject
 from meshdsl.layouts.calibration import find_hardware
+from meshdsl.layouts.hardware import Hardware
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.costs.simulation import step_seconds
@@ -39,10 +40,13 @@ def nearest(subject: Subject, rows: Sequence[Ranked]) -> str:
     needed = one.peak_bytes or 0
     few = "it does not fit" if len(measured) == 1 else f"none of {len(measured):,} fits"
     lines = [
-        f"{few}; #{row.rank} comes nearest: {show_bytes(needed)}, {needed / room:.2g} times the "
+        f"{few}; #{row.rank} comes nearest: {show_bytes(needed)}, {_times(needed / room)} the "
         f"{show_bytes(room)} of a device"
     ]
-    tried = _tried(subject, one, room)
+    # Changes are judged by their plans. Where the compiler needs more than the plan, so will they.
+    planned = one.planned_peak_bytes or needed
+    share = min(1.0, planned / needed)
+    tried = _tried(subject, one, int(room * share))
     if not tried:
         return lines[0]
     now, *changes = tried
@@ -51,36 +55,49 @@ def nearest(subject: Subject, rows: Sequence[Ranked]) -> str:
     if fitting:
         lines.append("what makes it fit, by the plan:")
     elif better:
-        lines.append(f"of {len(changes)} single changes none makes it fit; what helps most:")
+        lines.append(f"of {len(changes)} changes none makes it fit; what helps most:")
     else:
-        lines.append(f"of {len(changes)} single changes none makes it smaller")
+        lines.append(f"of {len(changes)} changes none makes it smaller")
     lines += [_line(change) for change in (fitting or better)[:_MOST]]
     return "\n".join(lines)
 
 
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f} times" if ratio >= 10 else f"{ratio:.2f} times"
+
+
 def _tried(subject: Subject, one: Result, room: int) -> list[Tried]:
-    """Returns the step of a result as it is, with single changes, and on more devices."""
+    """Returns the step of a result as it is, with single changes, and on more devices.
+
+    Args:
+        room: bytes that a plan may hold.
+    """
     hardware = subject.hardware(one.topology)
     job = on_hardware(subject.job, hardware) if one.topology else subject.job
     job = replace(job, mesh=Mesh.parse(one.mesh), layout=Layout.parse(one.layout))
+    device = replace(find_hardware(hardware), memory_bytes=room)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the sweep has told what they say
-        if job.remats:
-            job = decided(job)
-        program = training_step(job, job.layout)
-        tried = [replace(t, fits=t.peak_bytes <= room) for t in changes_of(program, job, hardware)]
+        try:
+            if job.remats:
+                job = decided(job)
+            program = training_step(job, job.layout)
+            tried = [*changes_of(program, job, device)]
+        except ValueError:  # it was lowered before, so this is about a change
+            return []
         if tried and not one.topology:  # the devices of a topology are given
-            tried += _on_more(job, hardware, math.ceil(program.peak_bytes / room), room)
+            tried += _on_more(job, device, math.ceil(program.peak_bytes / room))
     return tried
 
 
-def _on_more(job: Job, hardware: str, factor: int, room: int) -> Iterator[Tried]:
+def _on_more(job: Job, device: Hardware, factor: int) -> Iterator[Tried]:
     """Yields the step on meshes whose first axis is longer, until one fits."""
-    mesh, device = job.mesh, find_hardware(hardware)
-    assert mesh is not None
+    mesh = job.mesh
+    if mesh is None or not mesh.axes:
+        return
     name, size = mesh.axes[0]
     for doubled in range(_DOUBLED):
-        times = 2 ** (math.ceil(math.log2(factor)) + doubled)
+        times = 2 ** (max(1, math.ceil(math.log2(factor))) + doubled)
         larger = Mesh(((name, size * times), *mesh.axes[1:]), mesh.slow)
         try:
             changed = replace(job, mesh=larger, decisions=())
@@ -89,8 +106,9 @@ def _on_more(job: Job, hardware: str, factor: int, room: int) -> Iterator[Tried]
             return
         peak = program.peak_bytes
         how = f"--mesh_shape={str(larger).replace(' ', ',')} ({times:,} times the devices)"
-        yield Tried(how, step_seconds(program, device), peak, peak <= room)
-        if peak <= room:
+        fits = peak <= device.memory_bytes
+        yield Tried(how, step_seconds(program, device), peak, fits)
+        if fits:
             return
 
 

@@ -332,7 +332,7 @@ const explore = (root, data) => {
     const [plan] = readPlans(answer);
     index.set(key, plans.length).set(keyOf(plan), plans.length);
     plans.push(plan);
-    if (!meshes.includes(plan.mesh)) meshes.push(plan.mesh);
+    if (plan.figures && !meshes.includes(plan.mesh)) meshes.push(plan.mesh);
     if (plan.figures) { ahead = paretoFront(plans); rank(); renderFront(); }
     if (chosen() === plan) render(); else front.select(chosen());
   };

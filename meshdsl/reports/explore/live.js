@@ -1,8 +1,8 @@
 // The process of `meshdsl explore --live`: it computes plans that were not computed ahead.
 const REST = 350; // milliseconds without a change before it is asked, so that no half-written rule is computed
 
-// `arrived` gets the key of a choice and the answer; `told` is called when there is none.
-const liveProcess = (arrived, told) => {
+// `arrived` gets the key of a choice and the answer; `failed` is called when there is none.
+const liveProcess = (arrived, failed) => {
   const questions = new Map(); // by key: why there is no answer, or "" while one may come
   let wanted = null, last = null, timer = 0;
   const ask = async (key, choice) => {
@@ -15,10 +15,11 @@ const liveProcess = (arrived, told) => {
       if (answer.ok) { questions.delete(key); arrived(key, read); return; }
       problem = answer.status === 409 ? "replaced" : read.error;
     } catch (error) {
-      if (!(error instanceof TypeError)) throw error; // fetch: nobody answers
+      if (error instanceof SyntaxError) problem = "it failed, as its terminal says"; // no JSON
+      else if (!(error instanceof TypeError)) throw error; // fetch: nobody answers
     }
     if (key === wanted && problem === "replaced" && last !== key) return ask(key, choice); // by this page itself
-    if (key === wanted) { questions.set(key, problem); told(); } else questions.delete(key);
+    if (key === wanted) { questions.set(key, problem); failed(); } else questions.delete(key);
   };
   return {
     // Asks for a choice once nothing else has been wanted for a moment; without a key, for nothing.
