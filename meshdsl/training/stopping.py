@@ -141,11 +141,11 @@ class Stopping:
         try:
             yield
         finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
             for timer in timers:  # one that is late would change what the next run has set
                 timer.cancel()
                 timer.join()
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def _ignored_for_a_while(number: int) -> threading.Timer:

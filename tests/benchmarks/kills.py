@@ -71,8 +71,7 @@ def killed(job, phase, work, count, rng):
     if not here:
         return None
     number = rng.choice(sorted(here))
-    reached = max(losses(work), default=0)
-    return Kill(phase, number, reached) if kill(here, number) else None
+    return Kill(phase, number, max(losses(work), default=0)) if kill(here, number) else None
 
 
 def kill(processes, number):
@@ -116,6 +115,8 @@ def report(given, folder, rng):
             wait_for(lambda seen=seen: stepped(work) > seen, job, 600)
             kills.append((one, events(work, "stepped")[-1]))
             shown(*kills[-1])
+        if not kills:
+            raise SystemExit("no kill was begun: give more --seconds")
         last = max(losses(work))
         wait_for(lambda: max(losses(work)) > last + 5, job)
         job.send_signal(signal.SIGTERM)

@@ -178,7 +178,7 @@ class Checkpoints:
         every = (self._copies, self._kept, self._local)  # of equal steps, copies are read fastest
         folders = [folder for folder in every if folder is not None]
         candidates = [(step, folder) for folder in folders for step in folder.steps()]
-        problems = []
+        problems, unfit = [], dict[str, None]()
         restored = None
         for step, folder in sorted(candidates, key=lambda pair: pair[0], reverse=True):
             path = folder.path / str(step)
@@ -188,21 +188,23 @@ class Checkpoints:
                 arrays = folder.load(step, wanted, where)
             except Damaged as damaged:
                 aside = folder.set_aside(step)
-                problems.append(f"checkpoint {path} is damaged: {damaged}; kept as {aside}")
+                where_to = f"kept as {aside}" if aside else "all copies of its step are deleted"
+                problems.append(f"checkpoint {path} is damaged: {damaged}; {where_to}")
                 _warn(problems[-1])
                 continue
-            except Unfit as unfit:
-                if str(unfit) not in problems:
-                    problems.append(str(unfit))
-                    _warn(str(unfit))
+            except Unfit as error:
+                unfit[str(error)] = None
                 continue
             leaves = [NamedArray(arrays[name], leaf.dims) for name, leaf in wanted.items()]
             state = tree_like(like, leaves)
             source = folder.source if isinstance(folder, HostCopies) else ""
             restored = Restored(step, state, about["position"], about["config"], path, source)
             break
+        of_copies = restored is not None and bool(restored.source)
+        # Of the last step, some processes may have a copy and others none: the step before is it.
+        for text in () if of_copies else unfit:
+            _warn(text)
         if self._copies is not None:
-            of_copies = restored is not None and bool(restored.source)
             self._copies.keep_only(restored.step if restored is not None and of_copies else None)
         if self._local is not None:
             lacking = self._local.lacking(-1 if restored is None else restored.step)

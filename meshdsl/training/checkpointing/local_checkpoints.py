@@ -223,7 +223,7 @@ class LocalFolder:
                 arrays[path] = array_of(parts_of(file), path, leaf, places[path], blocks[path])
         return arrays
 
-    def set_aside(self, step: int) -> Path:
+    def set_aside(self, step: int) -> Path | None:
         """Renames this process's part, if it is the damaged one."""
         source, target = self.path / str(step), self.path / f"damaged.{step}"
         for number in itertools.count(2):

@@ -152,9 +152,8 @@ class Member:
                     self._first = first
                     return answer
                 standing_by |= {first} if answer else set()
-            if self.leads:
-                return ""
-            if (own := self._leads_now(standing_by, now - since)) is not None:
+            own = "" if self.leads else self._leads_now(standing_by, now - since)
+            if own is not None and self._signal is None:  # it may have come while others were asked
                 return own
             if now >= report_at:
                 self.report(

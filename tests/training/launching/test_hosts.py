@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from meshdsl.training.launching import hosts
+from meshdsl.training.launching import hosts, member
 from meshdsl.training.launching.events import NAME
 from meshdsl.training.launching.lines import Line
 
@@ -459,3 +459,17 @@ def test_a_line_ends_when_nothing_is_heard_for_too_long():
         theirs.sendall(b'{}\n{"one": 1}\n')
         assert [*line.messages()] == [{"one": 1}]
     assert hosts.Terms("host0:7", 2, "", 1.0).meeting == "host0:8"
+
+
+def test_a_signal_that_comes_while_others_are_asked_is_not_lost(monkeypatch, tmp_path):
+    terms = hosts.Terms("localhost:1", 2, "one", 30.0)
+    one = member.Member(terms, range(1, 2), None, {}, tmp_path, (60.0, 60.0), str)
+    one.leads = True
+
+    def asked(address):
+        one._signal = signal.SIGTERM
+        raise OSError("away")
+
+    monkeypatch.setattr(member, "asked", asked)
+    monkeypatch.setattr(one, "_candidates", lambda: ["localhost:1"])
+    assert one._connected(60.0, time.monotonic()) is None

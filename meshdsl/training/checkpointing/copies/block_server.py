@@ -5,7 +5,7 @@ Then each line of JSON asks for a part of a block, and is answered by its bytes.
 
 Guarantees:
     Nothing is sent to whoever does not know the secret, and nothing but blocks of copies.
-    Nobody waits for longer than `_PATIENCE` for a host that does not answer.
+    Nobody waits for longer than `_PATIENCE` for the next bytes of a host that does not answer.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _PATIENCE = 30.0  # seconds for which either end waits for the other
 _LONGEST = 2**16  # bytes of a line
 _FOLDER = re.compile(r"process\.\d+")
 _FAILED = 2**64 - 1  # in place of a size
+_PIECE = 2**20  # bytes that are sent at once
 
 
 class Unreachable(Exception):
@@ -48,12 +49,16 @@ class BlockServer:
         self._folder, self._secret = folder, secret.encode()
         self._listener = listening(0, "what sends copies")
         self.port: int = self._listener.getsockname()[1]
+        self._connections = set[socket.socket]()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
+        for connection in [*self._connections]:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that answers it
 
     def __enter__(self) -> Self:
         return self
@@ -65,24 +70,37 @@ class BlockServer:
         with suppress(OSError):
             while True:
                 connection, _ = self._listener.accept()
+                self._connections.add(connection)
                 threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def _answer(self, connection: socket.socket) -> None:
         """Answers one connection until it ends."""
         connection.settimeout(_PATIENCE)
         with suppress(OSError), connection, connection.makefile("rb") as stream:
-            if not hmac.compare_digest(stream.readline(_LONGEST).strip(), self._secret):
-                return
-            while line := stream.readline(_LONGEST):
-                try:
-                    data = self._part(json.loads(line))
-                except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-                    text = str(error).encode()[:_LONGEST]
-                    connection.sendall(_FAILED.to_bytes(8, "little") + _sized(text))
-                    return
-                connection.sendall(_sized(data))
+            if hmac.compare_digest(stream.readline(_LONGEST).strip(), self._secret):
+                connection.settimeout(None)  # between its questions it may read elsewhere
+                while (line := stream.readline(_LONGEST)) and self._sent(connection, line):
+                    pass
+        self._connections.discard(connection)
 
-    def _part(self, asked: Mapping[str, Any]) -> bytes:
+    def _sent(self, connection: socket.socket, line: bytes) -> bool:
+        """Answers a question; returns whether it could."""
+        try:
+            data = self._part(json.loads(line))
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            text = str(error).encode()[:_LONGEST]
+            connection.sendall(_FAILED.to_bytes(8, "little") + _size(text) + text)
+            return False
+        view = data.data
+        connection.settimeout(_PATIENCE)  # of each piece
+        connection.sendall(_size(view))
+        for first in range(0, len(view), _PIECE):
+            connection.sendall(view[first : first + _PIECE])
+        connection.settimeout(None)
+        return True
+
+    def _part(self, asked: Mapping[str, Any]) -> np.ndarray:
+        """Returns the bytes of a part of a block."""
         if not _FOLDER.fullmatch(asked["folder"]):
             raise ValueError(f"{asked['folder']!r} is no folder of copies")
         file = self._folder / asked["folder"] / str(int(asked["step"])) / BLOCKS
@@ -90,7 +108,7 @@ class BlockServer:
             block: np.ndarray = opened.get_tensor(asked["name"])
         if asked["within"] is not None:
             block = block[tuple(slice(start, stop) for start, stop in asked["within"])]
-        return np.ascontiguousarray(block).tobytes()
+        return np.ascontiguousarray(block).reshape(-1).view(np.uint8)
 
 
 class BlockClient:
@@ -171,8 +189,8 @@ class BlockClient:
             connection.close()
 
 
-def _sized(data: bytes) -> bytes:
-    return len(data).to_bytes(8, "little") + data
+def _size(data: bytes | memoryview) -> bytes:
+    return len(data).to_bytes(8, "little")
 
 
 def _received(connection: socket.socket, size: int) -> bytes:

@@ -240,13 +240,12 @@ class HostCopies(LocalFolder):
         self._buffers = {one: files for one, files in self._buffers.items() if one == step}
         gathered("")  # nobody copies before
 
-    def set_aside(self, step: int) -> Path:
-        """Deletes the copies of a step, one of which is damaged; returns where they were."""
+    def set_aside(self, step: int) -> None:
+        """Deletes the copies of a step, one of which is damaged."""
         for folder in self.path.parent.glob(f"process.*/{step}") if self._leads else ():
             shutil.rmtree(folder, ignore_errors=True)
         self._found_damaged.discard(step)
         gathered("")
-        return self.path.parent
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)

@@ -6,15 +6,19 @@ Each "host" is a process with a folder of its own.
 import json
 import shutil
 import socket
+import time
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from meshdsl.training.checkpointing.checkpoints import Checkpoints
+from meshdsl.training.checkpointing.checkpoints import Checkpoints, CheckpointWarning
+from meshdsl.training.checkpointing.copies import block_server
 from meshdsl.training.checkpointing.copies.block_server import BlockClient, BlockServer, Unreachable
-from meshdsl.training.checkpointing.copies.held_copies import host_of
+from meshdsl.training.checkpointing.copies.held_copies import Holder, host_of
+from meshdsl.training.checkpointing.copies.held_parts import HeldParts
 from tests.training.checkpointing.test_checkpoints import (
     LAYOUTS,
     assert_same,
@@ -151,6 +155,23 @@ def test_the_copies_of_several_processes_make_the_state_if_none_lacks(number, lo
         assert [path.name for path in (tmp_path / "copies").iterdir()] == ["process.0"]
 
 
+def test_a_run_starts_anew_if_its_copies_lack_something_and_it_has_no_checkpoint(tmp_path):
+    state = made()
+    with (
+        pytest.raises(Killed),
+        Checkpoints(tmp_path / "kept", host_copies=tmp_path / "copies") as checkpoints,
+    ):
+        checkpoints.copy(7, placed(state, *LAYOUTS[1]))
+        raise Killed
+    divided(tmp_path / "copies" / "process.0" / "7", 3)
+    shutil.rmtree(tmp_path / "copies" / "process.11")
+    with (
+        Checkpoints(tmp_path / "kept", host_copies=tmp_path / "copies") as checkpoints,
+        pytest.warns(CheckpointWarning, match="no host that is left has all blo"),
+    ):
+        assert checkpoints.restore(state, places_on(*LAYOUTS[1], state)) is None
+
+
 def test_copies_of_different_starts_are_not_mixed(tmp_path):
     """A later start has taken the same step again, on another mesh."""
     state = made()
@@ -200,6 +221,50 @@ def test_blocks_are_sent_to_those_who_know_the_secret_and_nothing_else_is(tmp_pa
         with socket.create_connection(("localhost", server.port), 10) as other:
             other.sendall(b"guess\n" + b'{"folder": "process.0"}\n')
             assert other.recv(10) == b""
+
+
+def test_a_host_may_ask_again_later_and_get_much(tmp_path, monkeypatch):
+    monkeypatch.setattr(block_server, "_PATIENCE", 0.5)
+    monkeypatch.setattr(block_server, "_PIECE", 1000)
+    block = np.arange(2**20, dtype="f4")
+    folder = tmp_path / "process.0" / "3"
+    folder.mkdir(parents=True)
+    save_file({"w#0": block}, folder / "state.safetensors")
+    asked = {"folder": "process.0", "step": 3, "name": "w#0", "within": None}
+    with (
+        BlockServer(tmp_path, "secret") as server,
+        BlockClient({0: (["localhost"], server.port)}, "secret") as client,
+    ):
+        for pause in (0.0, 1.0):  # it has read from other hosts meanwhile
+            time.sleep(pause)
+            got = client.part(0, asked, block.shape, block.dtype)
+            np.testing.assert_array_equal(got, block)
+
+
+def test_where_one_holder_does_not_send_its_block_another_does(tmp_path):
+    block, region = np.arange(6, dtype="f4"), ((0, 6),)
+    folder = tmp_path / "process.0" / "3"
+    folder.mkdir(parents=True)
+    save_file({"w#0": block}, folder / "state.safetensors")
+    holders = [Holder(number, "process.0", 0) for number in (0, 1, 2)]  # 1 and 2 are away
+    blocks = SimpleNamespace(
+        holders={"w": {region: holders}}, about={"arrays": {"w": {"dtype": "float32"}}}
+    )
+    version = SimpleNamespace(step=3)
+    with BlockServer(tmp_path, "secret") as server:
+        addresses = {0: (["localhost"], server.port), 1: (["localhost"], 1), 2: (["localhost"], 1)}
+        client = BlockClient(addresses, "secret")
+        with client, HeldParts(tmp_path / "none", version, blocks, 9, client) as parts:
+            for _ in range(3):  # each is the first that is asked
+                np.testing.assert_array_equal(parts("w", 0, None), block)
+        del addresses[0], holders[0]
+        client = BlockClient(addresses, "secret")
+        with (
+            client,
+            HeldParts(tmp_path / "none", version, blocks, 9, client) as parts,
+            pytest.raises(Unreachable, match="does not send them"),
+        ):
+            parts("w", 0, None)
 
 
 def test_a_folder_on_one_host_is_one_and_another_is_another(tmp_path):
