@@ -31,7 +31,7 @@ class Row:
     left_out: int
 
     @property
-    def prefix(self) -> Sequence[int]:
+    def context(self) -> Sequence[int]:
         """What is read of `text` before any token that is scored."""
         return self.text[: len(self.text) - len(self.wanted)]
 
@@ -43,7 +43,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Group:
-    """Rows with the same source and prefix.
+    """Rows with the same source and context.
 
     Attributes:
         rows: at least one; the longest first.
@@ -57,9 +57,9 @@ class Group:
         return self.rows[0].source
 
     @property
-    def prefix(self) -> Sequence[int]:
+    def context(self) -> Sequence[int]:
         """What all rows have before the tokens that are scored."""
-        return self.rows[0].prefix
+        return self.rows[0].context
 
 
 def grouped(rows: Sequence[Row], share: bool = True) -> tuple[list[Row], list[Group]]:
@@ -70,16 +70,16 @@ def grouped(rows: Sequence[Row], share: bool = True) -> tuple[list[Row], list[Gr
     """
     together: dict[tuple, list[Row]] = {}
     for row in rows:
-        together.setdefault((tuple(row.source), tuple(row.prefix)), []).append(row)
+        together.setdefault((tuple(row.source), tuple(row.context)), []).append(row)
     alone, groups = [], []
-    for (source, prefix), members in together.items():
-        if share and len(members) > 1 and len(source) + len(prefix) >= _LEAST:
+    for (source, context), members in together.items():
+        if share and len(members) > 1 and len(source) + len(context) >= _LEAST:
             groups.append(Group(sorted(members, key=lambda row: len(row.tail), reverse=True)))
         else:
             alone += members
     # The longest first: the memory suffices from the first batch of each kind on, or never.
     alone.sort(key=lambda row: (len(row.source), len(row.text)), reverse=True)
-    groups.sort(key=lambda g: (len(g.source), len(g.prefix), len(g.rows[0].tail)), reverse=True)
+    groups.sort(key=lambda g: (len(g.source), len(g.context), len(g.rows[0].tail)), reverse=True)
     return alone, groups
 
 
@@ -97,18 +97,18 @@ class Widths:
 
     Attributes:
         source: of an encoder.
-        prefix: of a context that texts share.
+        context: of a context that texts share.
         text: of what is read after it.
     """
 
     source: int
-    prefix: int
+    context: int
     text: int
 
     @property
     def positions(self) -> int:
         """How many a decoder reads."""
-        return self.prefix + self.text
+        return self.context + self.text
 
 
 def power_of_two(size: int, least: int) -> int:

@@ -218,17 +218,17 @@ class LikelihoodScorer:
         """Begins to read what the rows of groups share, and then these; yields as `_read_alone`."""
         for first in range(0, len(groups), self.batch_size):
             some = self._padded(groups[first : first + self.batch_size])
-            prefix = max(len(group.prefix) for group in some)
+            context = max(len(group.context) for group in some)
             tail = max(len(group.rows[0].tail) for group in some)
             narrowest = self._narrowest
             widths = Widths(
                 self._source_width(max(len(group.source) for group in some)),
-                min(power_of_two(prefix, narrowest), self._widest) if prefix else 0,
+                min(power_of_two(context, narrowest), self._widest) if context else 0,
                 min(power_of_two(tail, narrowest), self._widest),
             )
             chunk = self._chunk_of("read", widths)
-            read = -(-prefix // chunk) * chunk
-            texts, pads = aligned_right([group.prefix for group in some], read)
+            read = -(-context // chunk) * chunk
+            texts, pads = aligned_right([group.context for group in some], read)
             cache = self._begun([group.source for group in some], pads, widths)
             for piece in range(0, read, chunk):
                 given = named(texts[:, piece : piece + chunk], _TOKENS)
@@ -316,12 +316,12 @@ class LikelihoodScorer:
 
     def _chunk_of(self, kind: str, widths: Widths) -> int:
         """Returns how many tokens a program reads at once: a power of two, or all of them."""
-        if not widths.prefix:
+        if not widths.context:
             return min(self._chunk, widths.text)
         if kind == "read":
-            return min(self._chunk, widths.prefix)
+            return min(self._chunk, widths.context)
         # What is read after a context begins at a multiple of this, as caches with a window need.
-        return min(self._chunk, widths.prefix, widths.text)
+        return min(self._chunk, widths.context, widths.text)
 
     def _program(self, kind: str, widths: Widths) -> Compiled:
         key = (kind, widths)

@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,9 +20,10 @@ from meshdsl.cli import flags
 from meshdsl.cli import job as jobs
 from meshdsl.cli.main import run
 from meshdsl.cli.planning.steps import checked_program, jitted_step
-from meshdsl.cli.sweeping.measures import Setup, Subject
+from meshdsl.cli.sweeping.measures import Asked, Setup, Subject, by_compiling
 from meshdsl.cli.sweeping.nearest import nearest
 from meshdsl.lowering.costs.units import show_bytes, show_seconds
+from meshdsl.lowering.program import SpmdProgram
 from meshdsl.reports.explain import explain
 from meshdsl.reports.sweeps.candidates import Candidate
 from meshdsl.reports.sweeps.ranking import ranked
@@ -374,6 +376,19 @@ def test_changes_are_judged_by_plans_with_what_the_compiler_needs_beside_them(ow
     units = {"B": 1, "KiB": 2**10, "MiB": 2**20}
     assert peaks and all(float(n) * units[unit] <= 1.01 * plan / 1.18 for n, unit in peaks)
     assert "(1 times" not in told
+
+
+def test_what_a_compiler_is_warned_of_is_noted_in_its_row(own, monkeypatch):
+    subject = Subject.of(Setup((own, "--mesh_shape=data:2", "--layout=batch:data"), None))
+    compiles = SpmdProgram.compile
+
+    def compiled(program, *rest):
+        warnings.warn("compiled without something", stacklevel=2)
+        return compiles(program, *rest)
+
+    monkeypatch.setattr(SpmdProgram, "compile", compiled)
+    result = by_compiling(subject, Asked(Candidate("data:2", "batch:data"), "key"))
+    assert result.compile_seconds > 0 and result.notes == ("compiled without something",)
 
 
 def test_without_a_workdir_nothing_is_written(own, tmp_path, capsys, monkeypatch):

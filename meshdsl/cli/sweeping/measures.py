@@ -15,6 +15,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -213,28 +214,38 @@ def _plan(subject: Subject, asked: Asked) -> tuple[Result, Any]:
     from meshdsl.reports.explain import explain
     from meshdsl.reports.explain.html.page import page
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
+    with _noted() as notes:
         program = subject.program(asked.candidate)
     topology = asked.candidate.topology
     report = explain(program, subject.hardware(topology))
     result = planned(asked.candidate, report, program, subject.room(topology))
-    notes = tuple(str(w.message) for w in caught if issubclass(w.category, UserWarning))
     name = ""
     if subject.setup.folder is not None:
         name = f"{PAGES}/{asked.key}.html"
         (Path(subject.setup.folder) / name).write_text(page(report), encoding="utf-8")
-    return replace(result, notes=notes, page=name), program
+    return replace(result, notes=tuple(notes), page=name), program
+
+
+@contextmanager
+def _noted() -> Iterator[list[str]]:
+    """Gives a list that has, when its block ends, what was warned of in it."""
+    notes: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield notes
+    notes += [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
 
 
 def _compile(subject: Subject, asked: Asked) -> tuple[Result, Compiled]:
     result, program = _plan(subject, asked)
     start = time.perf_counter()
-    compiled = program.compile()
+    with _noted() as notes:
+        compiled = program.compile()
     seconds = time.perf_counter() - start
     peak = _peak(compiled.memory_analysis())
-    fits = peak <= subject.room("")
-    return replace(result, peak_bytes=peak, fits=fits, compile_seconds=seconds), compiled
+    fits, notes = peak <= subject.room(""), [*result.notes, *notes]
+    result = replace(result, notes=tuple(notes), compile_seconds=seconds)
+    return replace(result, peak_bytes=peak, fits=fits), compiled
 
 
 def _compile_ahead(subject: Subject, asked: Asked) -> Result:
@@ -244,10 +255,12 @@ def _compile_ahead(subject: Subject, asked: Asked) -> Result:
     name = asked.candidate.topology
     machine = subject.setup.topologies[name]
     used = chosen(subject.values.compiler_flags, RECOMMENDED[machine.name])
-    compiled = compile_ahead(program, machine, used)
+    with _noted() as notes:
+        compiled = compile_ahead(program, machine, used)
     peak = compiled.peak_bytes
     fits = compiled.fits and peak <= subject.room(name)
-    return replace(result, peak_bytes=peak, fits=fits, compile_seconds=compiled.seconds)
+    result = replace(result, notes=(*result.notes, *notes), compile_seconds=compiled.seconds)
+    return replace(result, peak_bytes=peak, fits=fits)
 
 
 def _peak(account: Any) -> int:
