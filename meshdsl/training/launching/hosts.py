@@ -33,7 +33,7 @@ from meshdsl.training.exit_codes import DONE, FAILED, NOTICE, UNFINISHED
 from meshdsl.training.launching.children import Child, how_ended
 from meshdsl.training.launching.crew import Command, Job, Missing, free_port, meeting_flags
 from meshdsl.training.launching.elastic import Elastic
-from meshdsl.training.launching.leading import Listed, Superseded, lead, leader, names_of
+from meshdsl.training.launching.leading import Listed, Superseded, end, lead, leader, names_of
 from meshdsl.training.launching.lines import Line
 from meshdsl.training.processes.meeting import address_of, listed, listening
 
@@ -351,6 +351,9 @@ class Hosts:
         self._listener.close()
         if code == DONE and self._copies is not None:  # none is of use
             shutil.rmtree(self._copies, ignore_errors=True)
+        if not self._superseded and leader(self._workdir)[0] in ("", self._token):
+            with suppress(OSError):
+                end(self._workdir, code)
         for member in [*self._members]:
             if not self._superseded:
                 member.line.send(over=code)

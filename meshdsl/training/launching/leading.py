@@ -88,20 +88,42 @@ def written(name: str, port: int) -> str:
 
 def lead(workdir: Path, coordinator: str) -> str:
     """Says in the workdir who leads; returns what others then read there."""
-    text = json.dumps({"token": os.urandom(8).hex(), "leads": coordinator})
+    return _write(workdir, {"token": os.urandom(8).hex(), "leads": coordinator})
+
+
+def end(workdir: Path, code: int) -> None:
+    """Says in the workdir that the job is over, and with which exit code, for hosts cut off."""
+    _write(workdir, {"token": os.urandom(8).hex(), "leads": None, "over": code})
+
+
+def leader(workdir: Path) -> tuple[str, str | None]:
+    """Returns what the workdir says of who leads, and that one's `host:port`, if it names it."""
+    text, said = _read(workdir)
+    leads = said.get("leads")
+    return text, None if leads is None else str(leads)
+
+
+def ended(workdir: Path) -> int | None:
+    """Returns the exit code of the job, if the workdir says that it is over."""
+    code = _read(workdir)[1].get("over")
+    return code if isinstance(code, int) else None
+
+
+def _write(workdir: Path, said: Mapping[str, Any]) -> str:
+    text = json.dumps(said)
     aside = workdir / f"{TOKEN}.{os.urandom(4).hex()}"
     aside.write_text(text)
     os.replace(aside, workdir / TOKEN)
     return text
 
 
-def leader(workdir: Path) -> tuple[str, str | None]:
-    """Returns what the workdir says of who leads, and that one's `host:port`, if it names it."""
+def _read(workdir: Path) -> tuple[str, dict[str, Any]]:
     try:
         text = (workdir / TOKEN).read_text()
-        return text, str(json.loads(text)["leads"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "", None
+        said = json.loads(text)
+    except (OSError, ValueError):
+        return "", {}
+    return (text, said) if isinstance(said, dict) else ("", {})
 
 
 class Standby:

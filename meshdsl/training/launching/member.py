@@ -30,6 +30,7 @@ from meshdsl.training.launching.leading import (
     Standby,
     Succession,
     asked,
+    ended,
     leader,
     own_name,
     written,
@@ -60,6 +61,7 @@ class Member:
         copies: this host's folder of copies in memory.
         spare: whether this host waits until another one is lost.
         leads: whether it leads if no other supervisor does: the first host's, at the beginning.
+        joined: whether it has been part of the job, whose end the workdir then tells.
         shrink_after: seconds after which others go on without the first supervisor.
     """
 
@@ -73,6 +75,7 @@ class Member:
     copies: Path | None = None
     spare: bool = False
     leads: bool = False
+    joined: bool = False
     shrink_after: float = 0.0
     children: dict[int, Child] = field(default_factory=dict)
     _line: Line | None = None
@@ -103,6 +106,8 @@ class Member:
             self._port = standby.port
             while True:
                 connection = self._connected(patience, since)
+                if isinstance(connection, int):
+                    return self._over(connection)
                 if isinstance(connection, str):
                     return Succession(connection or None, self._starts, lost)
                 if connection is None:
@@ -126,6 +131,12 @@ class Member:
                     self._silent[self._first] = time.monotonic() + _PASSED_OVER
                 time.sleep(_RETRY)
 
+    def _over(self, code: int) -> int:
+        """Returns the exit code of the job, which is over."""
+        if code == DONE and self.copies is not None:  # none is of use
+            shutil.rmtree(self.copies, ignore_errors=True)
+        return code
+
     def _given_up(self, patience: float) -> int:
         if self._signal is None:
             raise ValueError(
@@ -134,13 +145,16 @@ class Member:
             )
         return UNFINISHED if self._signal == NOTICE else 128 + self._signal
 
-    def _connected(self, patience: float, since: float) -> socket.socket | str | None:
+    def _connected(self, patience: float, since: float) -> socket.socket | str | int | None:
         """Returns a connection to the first supervisor; None: it was not there in time.
 
-        A text is where this one listens, since it leads from now on; empty: at the coordinator.
+        A text is where this one listens, since it leads from now on; empty: at the coordinator. A
+        number is the exit code of the job, which ended while this one was cut off.
         """
         report_at = time.monotonic() + _REPORT_AFTER
         while self._signal is None and (now := time.monotonic()) < since + patience:
+            if self.joined and (code := ended(self.workdir)) is not None:
+                return code
             reason, standing_by = "it is not there", set()
             for first in self._candidates():
                 try:
@@ -231,11 +245,9 @@ class Member:
                     raise ValueError(refusal)
                 self._report_once(refusal)
             elif "over" in message:
-                if message["over"] == DONE and self.copies is not None:  # none is of use
-                    shutil.rmtree(self.copies, ignore_errors=True)
-                return welcome, int(message["over"])
+                return welcome, self._over(int(message["over"]))
             elif "welcome" in message:
-                welcome = True
+                welcome = self.joined = True
                 line.wait(self.terms.silence)
                 if self._signal is not None:  # it came while this one was not connected
                     line.send(signalled=self._signal)

@@ -49,9 +49,9 @@ class HostSupervisor:
         Raises:
             ValueError: the other hosts did not come, refuse this one, or it cannot listen.
         """
-        leads = not self.spare and self.numbers[0] == 0
+        leads, joined = not self.spare and self.numbers[0] == 0, False
         while True:
-            end = self._member(leads).run()
+            end = self._member(leads, joined).run()
             if isinstance(end, int):
                 return end
             try:
@@ -61,9 +61,9 @@ class HostSupervisor:
                     "another supervisor leads the job now: the processes of this host are "
                     "stopped, and start as it says"
                 )
-            leads = False
+            leads, joined = False, True
 
-    def _member(self, leads: bool) -> Member:
+    def _member(self, leads: bool, joined: bool) -> Member:
         return Member(
             self.terms,
             self.numbers,
@@ -75,6 +75,7 @@ class HostSupervisor:
             self.copies,
             self.spare,
             leads,
+            joined,
             self.shrink_after,
         )
 

@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from meshdsl.training.launching import hosts, member
+from meshdsl.training.launching import hosts, leading, member
 from meshdsl.training.launching.events import NAME
 from meshdsl.training.launching.lines import Line
 
@@ -473,3 +473,20 @@ def test_a_signal_that_comes_while_others_are_asked_is_not_lost(monkeypatch, tmp
     monkeypatch.setattr(member, "asked", asked)
     monkeypatch.setattr(one, "_candidates", lambda: ["localhost:1"])
     assert one._connected(60.0, time.monotonic()) is None
+
+
+def test_a_host_that_was_cut_off_when_the_job_ended_ends_too(tmp_path):
+    leading.end(tmp_path, 65)
+    assert leading.leader(tmp_path)[1] is None
+    terms = hosts.Terms(f"localhost:{free_port()}", 2, "one", 30.0)
+    rest = range(1, 2), None, {}, tmp_path, (60.0, 60.0), str
+    assert member.Member(terms, *rest, joined=True).run() == 65
+    # The next job in the workdir begins as if nothing had ended there.
+    leading.lead(tmp_path, "localhost:1")
+    assert leading.ended(tmp_path) is None
+
+
+def test_a_job_that_ends_says_so_in_the_workdir(job, tmp_path):
+    first, other = job(0, total=2), job(1, total=2)
+    assert first.wait(90) == other.wait(90) == 0
+    assert leading.ended(tmp_path) == 0
