@@ -118,6 +118,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("backend", "lora"), CASES)
 def test_losses_are_the_same_on_every_layout(monkeypatch, example, pairs, backend, lora):
     run_on(monkeypatch, example, backend)

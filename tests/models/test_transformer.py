@@ -123,6 +123,7 @@ def check(overrides, like=None, **where):
         np.testing.assert_allclose(gradient, wanted[path], rtol=1e-4, atol=1e-6, err_msg=path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_loss_and_gradients_unsharded(variant):
     check(VARIANTS[variant], backend="numpy")

@@ -42,6 +42,7 @@ def unsplit():
     return model, params, batch, md.jit(step(model))(params, batch)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_loss_and_gradients_are_those_of_the_unsplit_run(layout):
     model, params, batch, (loss, gradients) = unsplit()

@@ -137,6 +137,7 @@ def test_those_late_in_the_queue_of_a_peer_pass_it_by(peers, slots):
     assert dropped == (slots < 9 if peers == 2 else True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["numpy", "jax", "tf"])
 @pytest.mark.parametrize("layout", [PARALLEL["layout"], "batch:data; d_ff:expert"])
 @pytest.mark.parametrize("slots", [None, 5])

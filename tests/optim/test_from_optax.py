@@ -191,6 +191,7 @@ FACTORED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FACTORED)
 def test_dims_of_one_size_are_told_apart_by_what_an_update_reduces(name):
     optimizer, transformation = from_optax(FACTORED[name]()), FACTORED[name]()

@@ -26,6 +26,7 @@ def dims_of(program):
     return sorted(names)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of rules and options that change nothing
 def test_halves_of_any_dim_keep_the_numbers(case_number):
     case = make_case(case_number)

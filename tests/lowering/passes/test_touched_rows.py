@@ -66,6 +66,7 @@ def ops(program):
     return [one.op for one, _ in program.block.walk()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", backends.BACKENDS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("clip", [None, 0.1])

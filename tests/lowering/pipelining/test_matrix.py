@@ -86,6 +86,7 @@ def check(name, stages, rounds, schedule):
         assert stages * rounds >= 16 and error(found, exact) < 1.5 * halves
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "stages", "rounds", "schedule"),
     [

@@ -67,6 +67,7 @@ def theirs(p, x):
     return jnp.einsum("blhk,hke->ble", mixed, p.out)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("query_rank", [None, 3])
 def test_latent_attention_and_its_gradients(query_rank):
     config, made = layer(query_rank=query_rank)

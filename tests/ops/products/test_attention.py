@@ -115,6 +115,7 @@ def test_gradients_are_those_of_the_reference(variant, backend):
         assert_close(mine, other)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["jax", "tf"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_in_blocks_everything_is_the_same(variant, backend, small_blocks):

@@ -125,6 +125,7 @@ def test_products_and_gradients_are_those_of_qwix(name):
         np.testing.assert_allclose(np.asarray(ours), theirs, rtol=1e-6, atol=1e-6 * scale)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["int8", "fp8", "int8+tensor"])
 @pytest.mark.parametrize(("mesh", "layout"), LAYOUTS)
 @pytest.mark.parametrize("backend", ["numpy", "jax"])
@@ -185,6 +186,7 @@ def test_a_stored_weight_is_gathered_in_8_bits(name):
     assert gather.wire_bytes == embed.size * d_ff.size * 7 / 8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", HOWS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 def test_results_have_the_dtype_of_the_operands(name, dtype):
