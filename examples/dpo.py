@@ -119,12 +119,12 @@ def reference_of(arrays, given, base):
         params = md.jit(scorer.init, given.mesh_shape, given.layout)(md.random.key(given.seed))
     run = md.jit(scorer.loss, given.mesh_shape, given.layout)
     rows, size = len(arrays["tokens"]), given.batch_size
-    found = []
+    logs = []
     for first in range(0, rows, size):
         which = np.arange(first, first + size) % rows  # the last batch is filled up
         batch = {name: md.named(array[which], TEXT) for name, array in arrays.items()}
-        found.append(np.asarray(run(params, batch)))
-    return np.concatenate(found)[:rows]
+        logs.append(np.asarray(run(params, batch)))
+    return np.concatenate(logs)[:rows]
 
 
 def trained(given):

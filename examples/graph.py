@@ -99,7 +99,7 @@ def main():
 
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", given.host_devices)
-    whole = graph()
+    batch = graph()
     dims = {name: ["nodes"] for name in ("label", "known")}
     dims |= {"features": ["nodes", "feature"], "start": ["edges"], "end": ["edges"]}
     rate = optim.schedules.warmup_cosine(1e-2, 10, given.steps)
@@ -112,7 +112,7 @@ def main():
     )
     result = train(
         recipe,
-        Data(itertools.repeat(whole), dims),
+        Data(itertools.repeat(batch), dims),
         steps=given.steps,
         mesh=given.mesh_shape,
         layout=given.layout,

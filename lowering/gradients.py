@@ -109,9 +109,9 @@ class Gradients:
             by_rank[run.closeness(block, roots, arriving)].append(run)
         closest = [by_rank[rank] for rank in sorted(by_rank, reverse=True)]
         made = self._made[key]  # by the statement itself, on the way to its result
-        found: dict[Value, Value] = {}
+        targets: dict[Value, Value] = {}
         for instruction, values in lines:
-            taken: set[Value] = set()
+            assigned: set[Value] = set()
             for output in instruction.outputs:
                 dims = frozenset(output.shape)
                 options: dict[Value, Value] = {}
@@ -120,7 +120,9 @@ class Gradients:
                         root: value
                         for run in runs
                         for root, value in run.reads.items()
-                        if frozenset(value.shape) == dims and root not in made and root not in taken
+                        if frozenset(value.shape) == dims
+                        and root not in made
+                        and root not in assigned
                     }
                     if options:
                         options = self._narrowed(options, runs, values)
@@ -130,10 +132,10 @@ class Gradients:
                     options = {self._of[v]: self._of[v] for v in summands}
                 if len(options) == 1 or (options and len(instruction.outputs) > 1):
                     root = next(iter(options))
-                    taken.add(root)
+                    assigned.add(root)
                     self._of[output] = root
-                    found[output] = options[root]
-        return found
+                    targets[output] = options[root]
+        return targets
 
     def _narrowed(
         self, options: dict[Value, Value], runs: Sequence[_Run], read: Sequence[Value]
@@ -149,14 +151,14 @@ class Gradients:
 
     def _arriving(self, read: Collection[Value]) -> set[Value]:
         """Returns the values whose gradients are among those read: also the summands of sums."""
-        found: set[Value] = set()
+        reached: set[Value] = set()
         waiting = [self._of[value] for value in read if value in self._of]
         while waiting:
             value = waiting.pop()
-            if value not in found:
-                found.add(value)
+            if value not in reached:
+                reached.add(value)
                 waiting += self._summands.get(value, ())
-        return found
+        return reached
 
     def _root(self, value: Value) -> Value:
         return self._first.get(value, value)

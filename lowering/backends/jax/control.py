@@ -56,18 +56,18 @@ def _scan(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
         ]
         results = run(params["body"], [*fixed, *carried, *slices, *effects])
         end = len(results) - len(effects)
-        whole = [stacks.arrays[one.update] for one in written]
+        updated = [stacks.arrays[one.update] for one in written]
         ys = [y for n, y in enumerate(results[carries:end]) if n not in in_place]
-        return [*results[:carries], *whole, *results[end:]], ys
+        return [*results[:carries], *updated, *results[end:]], ys
 
     in_place = [one.result for one in written]
     start = [*_arrays(inputs[consts : consts + carries]), *(stacked[w.operand] for w in written)]
     xs = [stacked[n] for n in passed], steps
     loop = _unfilled_scan if machine.unfilled else lax.scan
     carry, ys = loop(body, [*start, *token], xs, length=length, reverse=params["reverse"])
-    whole = dict(zip(in_place, carry[carries:], strict=False))
+    updated = dict(zip(in_place, carry[carries:], strict=False))
     others = iter(ys)
-    results = [whole[n] if n in whole else next(others) for n in range(len(whole) + len(ys))]
+    results = [updated[n] if n in updated else next(others) for n in range(len(updated) + len(ys))]
     return machine.resume([*carry[:carries], *results, *carry[len(start) :]], token)
 
 

@@ -55,9 +55,9 @@ def written_stacks(instruction: Instruction) -> list[WrittenStack]:
         update = updates.get(value)
         if update is None or update.op != "update" or results.count(value) > 1:
             continue
-        whole = update.inputs[0]
-        if whole in operands and uses[whole] == 1 and whole.local.names == value.local.names:
-            stacks.append(WrittenStack(operands[whole], number, update))
+        slice_ = update.inputs[0]
+        if slice_ in operands and uses[slice_] == 1 and slice_.local.names == value.local.names:
+            stacks.append(WrittenStack(operands[slice_], number, update))
     return stacks
 
 

@@ -168,10 +168,10 @@ def _fields(body: bytes) -> dict[str, Any] | None:
     if len(body) > MOST_BYTES:
         return None
     try:
-        found = json.loads(body)
+        fields = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or found.keys() != _FIELDS.keys():
+    if not isinstance(fields, dict) or fields.keys() != _FIELDS.keys():
         return None
-    right = all(type(found[name]) is kind for name, kind in _FIELDS.items())
-    return found if right else None
+    right = all(type(fields[name]) is kind for name, kind in _FIELDS.items())
+    return fields if right else None

@@ -85,7 +85,7 @@ def _volume(region: Region) -> int:
     return math.prod(stop - start for start, stop in region)
 
 
-def whole(sizes: Sequence[int], blocks: Sequence[Region]) -> bool:
+def complete(sizes: Sequence[int], blocks: Sequence[Region]) -> bool:
     """Whether blocks of an array, no two of them equal, are all of it."""
     return sum(map(_volume, blocks)) == math.prod(sizes)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshdsl.training.checkpointing.blocks import Region, whole
+from meshdsl.training.checkpointing.blocks import Region, complete
 from meshdsl.training.checkpointing.local_checkpoints import regions_of
 from meshdsl.training.checkpointing.newest import ABOUT, FIRST, START, copies_in
 from meshdsl.training.processes.joining import gathered
@@ -84,16 +84,16 @@ class Blocks:
     holders: dict[str, dict[Region, list[Holder]]]
 
     def missing(self) -> str | None:
-        """Returns which arrays lack blocks, for a message; None: all are whole."""
-        found = [
+        """Returns which arrays lack blocks, for a message; None: all are complete."""
+        incomplete = [
             path
             for path, array in self.about["arrays"].items()
-            if not whole([size for _, size in array["dims"]], [*self.holders.get(path, {})])
+            if not complete([size for _, size in array["dims"]], [*self.holders.get(path, {})])
         ]
-        if not found:
+        if not incomplete:
             return None
-        rest = f" and {len(found) - _MOST} more" if len(found) > _MOST else ""
-        return f"{', '.join(found[:_MOST])}{rest}"
+        rest = f" and {len(incomplete) - _MOST} more" if len(incomplete) > _MOST else ""
+        return f"{', '.join(incomplete[:_MOST])}{rest}"
 
 
 def host_of(folder: Path) -> str:
@@ -144,14 +144,14 @@ def described(folder: Path, version: Version, own: Sequence[str]) -> str:
 
 def blocks_of_all(texts: Sequence[str]) -> Blocks:
     """Returns the blocks on all hosts, given those of each process."""
-    found: dict[str, Any] = {}
+    description: dict[str, Any] = {}
     holders: dict[str, dict[Region, list[Holder]]] = {}
     for process, text in enumerate(texts):
         about, blocks = json.loads(zlib.decompress(base64.b85decode(text)))
-        found = found or about
+        description = description or about
         for name, regions in blocks.items():
             _add(holders, process, name, regions_of(regions))
-    return Blocks(found, holders)
+    return Blocks(description, holders)
 
 
 def _add(
