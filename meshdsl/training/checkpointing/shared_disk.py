@@ -1,4 +1,4 @@
-"""Whether all processes of a job see the same workdir."""
+"""Whether all processes of a job see the same workdir, and hosts none but their own memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -41,13 +42,50 @@ def check_shared(workdir: str | os.PathLike[str]) -> None:
             file.unlink(missing_ok=True)
 
 
-def _touch(file: Path) -> None:
+def check_apart(folder: Path, hosts: Sequence[str]) -> None:
+    """Checks that each host has a folder of copies of its own; all processes must call this.
+
+    Args:
+        hosts: of each process, what tells its host's folder from those of other hosts.
+
+    Raises:
+        ValueError: in every process, if one host sees the files of another.
+    """
+    if len({*hosts}) == 1:
+        return
+    own = hosts[jax.process_index()]
+    leads = hosts.index(own) == jax.process_index()
+    said = gathered(json.dumps([socket.gethostname(), uuid.uuid4().hex]))
+    files, names = {}, {}
+    for host, text in zip(reversed(hosts), reversed(said), strict=True):  # the first one stays
+        names[host], token = json.loads(text)
+        files[host] = folder / f"host.{token}"
+    try:
+        with together():
+            if leads:
+                _touch(files[own], "folder")
+        with together():
+            others = [host for host in dict.fromkeys(hosts) if host != own and leads]
+            seen = [names[host] for host in others if files[host].exists()]
+            if seen:
+                raise ValueError(
+                    f"the folder of copies {folder} is on a disk that hosts share: {names[own]} "
+                    f"sees the files of {', '.join(seen)}. Each host deletes copies that processes "
+                    "of another start have left there, and would delete those of other hosts. "
+                    "Give a folder in the host's own memory: --host_copies=/dev/shm/mine"
+                )
+    finally:
+        if leads:
+            files[own].unlink(missing_ok=True)
+
+
+def _touch(file: Path, what: str = "workdir") -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
     except OSError as error:
         raise ValueError(
-            f"cannot write to {file.parent}: {error.strerror}. Choose another workdir"
+            f"cannot write to {file.parent}: {error.strerror}. Choose another {what}"
         ) from error
 
 

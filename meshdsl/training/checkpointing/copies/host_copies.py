@@ -52,6 +52,7 @@ from meshdsl.training.checkpointing.copies.held_copies import (
 from meshdsl.training.checkpointing.copies.held_parts import HeldParts
 from meshdsl.training.checkpointing.local_checkpoints import LocalFolder, Unfit
 from meshdsl.training.checkpointing.newest import ABOUT, BESIDE, BLOCKS, START, copies_in
+from meshdsl.training.checkpointing.shared_disk import check_apart
 from meshdsl.training.health.replicas import ReplicasDiffer
 from meshdsl.training.processes.joining import gathered, names_here, together
 
@@ -67,7 +68,8 @@ class HostCopies(LocalFolder):
         run: the id of the run.
 
     Raises:
-        ValueError: it cannot be written to, or has copies of another run; in all processes.
+        ValueError: it cannot be written to, has copies of another run, or is on a disk that hosts
+            share; in all processes.
     """
 
     def __init__(self, path: Path, run: str) -> None:
@@ -83,6 +85,7 @@ class HostCopies(LocalFolder):
             except OSError as error:
                 raise ValueError(f"cannot read {self.path.parent}: {error.strerror}") from error
         hosts = gathered(here)
+        check_apart(self.path.parent, hosts)
         self._here = [number for number, host in enumerate(hosts) if host == here]
         self._leads = self._here[0] == jax.process_index()  # it answers for its host
         self._held = look(self.path.parent, self._leads)
