@@ -21,7 +21,7 @@ import os
 import uuid
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -32,6 +32,7 @@ import numpy as np
 from meshdsl.tensors.dtypes import short
 from meshdsl.tensors.named_array import NamedArray
 from meshdsl.training.checkpointing.copies.host_copies import HostCopies
+from meshdsl.training.checkpointing.copies.starts import Starts
 from meshdsl.training.checkpointing.local_checkpoints import LocalFolder, Unfit
 from meshdsl.training.checkpointing.seals import Damaged, missing
 from meshdsl.training.checkpointing.shared_checkpoints import SharedFolder
@@ -108,7 +109,8 @@ class Checkpoints:
             self._local = self._stack.enter_context(LocalFolder(Path(local), run))
         self._copies = None
         if host_copies is not None:
-            self._copies = copies.enter_context(HostCopies(Path(host_copies), run))
+            self._copies = copies.enter_context(HostCopies(Path(host_copies), run, self._kept.path))
+        self._went_on_from: int | None = 0  # until a save has said it
 
     def save(
         self,
@@ -131,11 +133,21 @@ class Checkpoints:
             to_local.prepare(step)
         elif step in self._kept.steps():
             return
+        self._abandon_copies()
         unpadded, about = self._contents(step, state, position)
         if to_local is not None:
             to_local.save(step, unpadded, about)
         else:
             self._kept.save(step, unpadded, about, eval_loss)
+
+    def _abandon_copies(self) -> None:
+        """Says at the first save of a run without copies that those of an earlier one are old."""
+        if self._went_on_from is not None and self._copies is None and jax.process_index() == 0:
+            starts = Starts.read(self._kept.path)
+            if starts.last:
+                with suppress(OSError):  # what saves says so
+                    starts.went_on(starts.begin(), self._went_on_from)
+        self._went_on_from = None
 
     def seconds_to_save(self, state: Any) -> float:
         """Returns about how long it takes until a tree is saved; see `speed.seconds_to_save`."""
@@ -200,12 +212,13 @@ class Checkpoints:
             source = folder.source if isinstance(folder, HostCopies) else ""
             restored = Restored(step, state, about["position"], about["config"], path, source)
             break
+        first = self._went_on_from = 0 if restored is None else restored.step
         of_copies = restored is not None and bool(restored.source)
         # Of the last step, some processes may have a copy and others none: the step before is it.
         for text in () if of_copies else unfit:
             _warn(text)
         if self._copies is not None:
-            self._copies.keep_only(restored.step if restored is not None and of_copies else None)
+            self._copies.go_on_from(first, of_copies)
         if self._local is not None:
             lacking = self._local.lacking(-1 if restored is None else restored.step)
             if lacking:

@@ -7,6 +7,7 @@ and replicas of a block are equal: each is needed from one host alone.
 Guarantees:
     Copies of different starts are never mixed: steps that were taken again on another mesh differ
     by rounding.
+    Copies of an abandoned line of training are not used; see `starts`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshdsl.training.checkpointing.blocks import Region, complete
+from meshdsl.training.checkpointing.copies.starts import Starts
 from meshdsl.training.checkpointing.local_checkpoints import regions_of
 from meshdsl.training.checkpointing.newest import ABOUT, FIRST, START, copies_in
 from meshdsl.training.processes.joining import gathered
@@ -54,12 +56,14 @@ class Holder(NamedTuple):
 
 @dataclass
 class Held:
-    """The copies that all hosts hold: `look(folder, leads)`.
+    """The copies that all hosts hold: `look(folder, leads, starts)`.
 
     Attributes:
+        starts: those of the job, as all processes know them.
         folders: by version and by the process that answers for a host, the folders there.
     """
 
+    starts: Starts
     folders: dict[Version, dict[int, list[str]]] = field(default_factory=dict)
 
     @property
@@ -67,9 +71,19 @@ class Held:
         """The largest number of a start."""
         return max((version.number for version in self.folders), default=0)
 
+    @property
+    def steps(self) -> list[int]:
+        """The steps of which there are copies, without those of abandoned lines of training."""
+        return sorted(
+            {one.step for one in self.folders if self.starts.current(one.number, one.step)}
+        )
+
     def at(self, step: int) -> list[Version]:
         """Returns the versions of a step, that of the last start first."""
-        return sorted((one for one in self.folders if one.step == step), reverse=True)
+        versions = [one for one in self.folders if one.step == step]
+        return sorted(
+            (one for one in versions if self.starts.current(one.number, step)), reverse=True
+        )
 
 
 @dataclass
@@ -106,7 +120,7 @@ def host_of(folder: Path) -> str:
     return f"{boot}:{place.st_dev}:{place.st_ino}"
 
 
-def look(folder: Path, leads: bool) -> Held:
+def look(folder: Path, leads: bool, starts: Starts) -> Held:
     """Returns what all hosts hold; all processes must call this.
 
     Args:
@@ -116,7 +130,7 @@ def look(folder: Path, leads: bool) -> Held:
     own = []
     for name, step, about in copies_in(folder) if leads else ():
         own.append([name, [step, *about.get(START, FIRST)]])
-    held = Held()
+    held = Held(starts)
     for process, text in enumerate(gathered(json.dumps(own))):
         for name, version in json.loads(text):
             hosts = held.folders.setdefault(Version(*version), {})

@@ -50,6 +50,7 @@ from meshdsl.training.checkpointing.copies.held_copies import (
     look,
 )
 from meshdsl.training.checkpointing.copies.held_parts import HeldParts
+from meshdsl.training.checkpointing.copies.starts import Starts
 from meshdsl.training.checkpointing.local_checkpoints import LocalFolder, Unfit
 from meshdsl.training.checkpointing.newest import ABOUT, BESIDE, BLOCKS, START, copies_in
 from meshdsl.training.checkpointing.shared_disk import check_apart
@@ -66,13 +67,14 @@ class HostCopies(LocalFolder):
     Args:
         path: the folder, in which each process has its own one.
         run: the id of the run.
+        kept: the folder of checkpoints, which numbers the starts.
 
     Raises:
         ValueError: it cannot be written to, has copies of another run, or is on a disk that hosts
             share; in all processes.
     """
 
-    def __init__(self, path: Path, run: str) -> None:
+    def __init__(self, path: Path, run: str, kept: Path) -> None:
         super().__init__(path, run)
         self.source = ""  # what a message says of the copies that were restored last
         self._buffers: dict[int, dict[str, np.ndarray]] = {}  # of the files of each step's copy
@@ -88,10 +90,23 @@ class HostCopies(LocalFolder):
         check_apart(self.path.parent, hosts)
         self._here = [number for number, host in enumerate(hosts) if host == here]
         self._leads = self._here[0] == jax.process_index()  # it answers for its host
-        self._held = look(self.path.parent, self._leads)
+        self._starts = Starts.read(kept)  # where it counts, that of the first process
+        self._starts.take(json.loads(gathered(json.dumps(self._starts.said()))[0]))
+        self._held = look(self.path.parent, self._leads, self._starts)
         self._chosen: tuple[Version, Blocks] | None = None  # what `about` was of
-        secret = gathered(secrets.token_hex(16))[0]
-        self._secret, self._start = secret, [self._held.last + 1, secret[:8]]
+        self._went_on_from = 0
+        with together():
+            if jax.process_index() == 0:
+                try:
+                    self._starts.begin(self._held.last)
+                except OSError as error:
+                    raise ValueError(
+                        f"cannot write to {self._starts.file}: {error.strerror}"
+                    ) from error
+        number, self._secret = json.loads(
+            gathered(json.dumps([self._starts.last, secrets.token_hex(16)]))[0]
+        )
+        self._start = [number, self._secret[:8]]
 
     def _check_owner(self) -> None:
         for name, _, about in copies_in(self.path.parent):
@@ -110,6 +125,8 @@ class HostCopies(LocalFolder):
             return
         try:
             self._copy(step, *blocks_of(arrays), about)
+            if self._copied == 1 and jax.process_index() == 0:
+                self._starts.went_on(self._start[0], self._went_on_from)
         except (OSError, SafetensorError) as error:
             self._full = True
             shutil.rmtree(self.path / _PART, ignore_errors=True)
@@ -158,8 +175,8 @@ class HostCopies(LocalFolder):
 
     def steps(self) -> list[int]:
         """Returns the steps of which there are copies; all processes must call this."""
-        self._held = look(self.path.parent, self._leads)
-        return sorted({version.step for version in self._held.folders})
+        self._held = look(self.path.parent, self._leads, self._starts)
+        return self._held.steps
 
     def about(self, step: int) -> Any:
         """Returns the description beside the arrays; all processes must call this.
@@ -227,20 +244,22 @@ class HostCopies(LocalFolder):
             self.source += f"; {came / 2**20:,.1f} MiB went from one to another"
         return arrays
 
-    def keep_only(self, step: int | None) -> None:
+    def go_on_from(self, step: int, copied: bool) -> None:
         """Deletes all copies but those that were restored; all processes must call this.
 
         Args:
-            step: the step that was restored from copies; None: it was not.
+            step: the step that was restored; 0: training starts anew.
+            copied: whether it was restored from copies.
         """
-        kept = self._chosen[0] if self._chosen is not None and step is not None else None
+        self._went_on_from = step
+        kept = self._chosen[0] if self._chosen is not None and copied else None
         others = {one: hosts for one, hosts in self._held.folders.items() if one != kept}
         if not others:
             return
         for version, hosts in others.items():
             for name in hosts.get(jax.process_index(), ()):  # those that this process answers for
                 shutil.rmtree(self.path.parent / name / str(version.step), ignore_errors=True)
-        self._buffers = {one: files for one, files in self._buffers.items() if one == step}
+        self._buffers = {one: own for one, own in self._buffers.items() if copied and one == step}
         gathered("")  # nobody copies before
 
     def set_aside(self, step: int) -> None:
