@@ -1,7 +1,7 @@
 """Direct preference optimization: a model learns which of two answers people prefer.
 
-    python examples/dpo.py --mesh_shape=data:4,model:2 --layout='batch:data;heads:model' \
-        --host_devices=8
+    python examples/dpo.py --mesh_shape=data:4,model:2 --host_devices=8 \
+        --layout='batch:data;heads:model;d_ff:model'
 
 The loss is that of Rafailov et al. (2023), "Direct preference optimization: your language model is
 secretly a reward model", equation 7. The model that training begins with is the reference. What it

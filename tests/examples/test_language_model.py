@@ -1,0 +1,37 @@
+"""The example learns to write text, to the same loss on every layout."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "language_model.py"
+SMALL = ["--layers=1", "--embed=32", "--length=32", "--batch_size=8", "--steps=20"]
+LAYOUT = "batch:data;heads:model;d_ff:model;params/embed:data"
+
+
+def run(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), *SMALL, *arguments])
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    *_, last = output = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("def ") for line in output)
+    return float(last.removeprefix("nats per byte on held-out text: "))
+
+
+@pytest.mark.long
+def test_it_learns_the_same_on_a_mesh(monkeypatch, capsys):
+    loss = run(monkeypatch, capsys)
+    assert loss < 4.8  # a model that knows nothing has 5.55
+    on_mesh = run(monkeypatch, capsys, "--mesh_shape=data:2,model:4", f"--layout={LAYOUT}")
+    assert on_mesh == pytest.approx(loss, abs=0.002)
+
+
+def test_targets_are_the_bytes_that_follow_and_nothing_is_held_out_twice():
+    windows = runpy.run_path(str(EXAMPLE))["windows"]
+    parts = windows(np.arange(103), 5)
+    tokens, targets = ([part.arrays[name] for part in parts] for name in ("tokens", "targets"))
+    assert [len(part) for part in tokens] == [18, 2]
+    assert sorted(np.concatenate(tokens).flat) == list(range(100))
+    assert all((after == before + 1).all() for before, after in zip(tokens, targets, strict=True))
