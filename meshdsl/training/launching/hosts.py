@@ -41,7 +41,7 @@ _REPORT_AFTER = 5.0  # seconds of waiting before the first report
 _REPORT_EVERY = 30.0  # seconds between reports
 _POLL = 0.2  # seconds between two looks at who has come
 _SILENT = 5.0  # seconds without a beat after which a host that comes again replaces it
-_GATHERING = 3.0  # seconds in which the others find one that leads anew
+_GATHERING = 15.0  # seconds in which those that live find one that leads anew
 _PARTING = 15.0  # seconds in which another host kills a process
 
 
@@ -159,6 +159,7 @@ class Hosts:
         copies: this host's folder of copies in memory.
         report: takes the lines that say who is missing.
         starts: how many starts the job has had under another first supervisor.
+        awaited: hosts that live, and will come from that one: their names by `own_id`.
 
     Raises:
         ValueError: it cannot listen at its port, or cannot write to the workdir.
@@ -176,12 +177,15 @@ class Hosts:
         shrink_after: float = 0.0,
         copies: Path | None = None,
         starts: int = 0,
+        awaited: Mapping[str, str] | None = None,
     ) -> None:
         self._shrink_after = shrink_after
         self._copies = copies
         self._lost_at = time.monotonic()  # when a host was lost last, or the job began
-        if starts:  # others come as soon as they see that this one leads
-            self._lost_at -= max(0.0, shrink_after - _GATHERING)
+        self._awaited = {**(awaited or {})}  # those that have not come yet
+        self._awaited_until = self._lost_at + _GATHERING
+        if starts:  # it has waited for the one before
+            self._lost_at -= shrink_after
         self._last_places: list[tuple[str, int]] = []  # the places of the last start
         self._counts = [terms.total] if terms.elastic is None else terms.elastic.counts()
         self._terms = terms
@@ -225,7 +229,8 @@ class Hosts:
                         f"{missing[0]}` on their host, or see why it ended"
                     )
                 if now >= report_at:
-                    self._report(f"waiting for the hosts of {listed(missing)}")
+                    who = ", ".join(self._awaited.values()) or f"the hosts of {listed(missing)}"
+                    self._report(f"waiting for {who}")
                     report_at = now + _REPORT_EVERY
                 self._changed.wait(_POLL)
             return [] if job.ending else self._take(self._kept(self._places()[:count]))
@@ -233,8 +238,19 @@ class Hosts:
     def _count(self) -> int:
         """Returns how many processes start now; 0: it waits for more places.
 
-        The first start waits for the hosts with numbers, even where spare ones are there.
+        The first start waits for the hosts with numbers, even where spare ones are there. That
+        under another first supervisor waits for all that live: without their copies the state may
+        be lacking.
         """
+        if self._awaited and time.monotonic() < self._awaited_until:
+            return 0
+        if self._awaited:
+            self._report(
+                f"{', '.join(self._awaited.values())}: stood by when the first supervisor was "
+                f"lost, but did not come to this one within {_GATHERING:g} s. It is not waited for "
+                "any more: see whether it reaches this host"
+            )
+            self._awaited = {}
         there = len(self._places())
         after = time.monotonic() - self._lost_at >= self._shrink_after
         if there >= self._terms.total and (after or self._starts > 1 or not self._missing()):
@@ -363,7 +379,7 @@ class Hosts:
         """Tells all which hosts there are, in the order in which they lead if this one is lost."""
         members = [member for member in self._members if not member.leaving]
         hosts = [
-            asdict(Listed(one.own_id, tuple(one.names), one.port, len(one.numbers)))
+            asdict(Listed(one.own_id, tuple(one.names), one.port, len(one.numbers), one.host))
             for one in sorted(members, key=lambda one: (one.spare, one.numbers[0]))
         ]
         for member in members:
@@ -493,6 +509,7 @@ class Hosts:
                     f"{new.host} another --first_process"
                 )
             self._members.append(new)
+            self._awaited.pop(new.own_id, None)
             self._changed.notify_all()
         return ""
 

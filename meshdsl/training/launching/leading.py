@@ -42,11 +42,13 @@ class Succession:
         coordinator: where it listens; None: at the coordinator of the command line.
         starts: how many starts the job has had.
         lost: when the one before was lost, in seconds since 1970.
+        others: the hosts that stood by then, and so will come.
     """
 
     coordinator: str | None = None
     starts: int = 0
     lost: float = 0.0
+    others: tuple[Listed, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,17 +60,20 @@ class Listed:
         names: names or addresses of its host.
         port: the port at which it stands by.
         places: how many processes its host has places for.
+        host: what messages call its host.
     """
 
     own_id: str
     names: tuple[str, ...]
     port: int
     places: int
+    host: str
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> Self:
         names = tuple(map(str, entry["names"]))
-        return cls(str(entry["own_id"]), names, int(entry["port"]), int(entry["places"]))
+        numbers = int(entry["port"]), int(entry["places"])
+        return cls(str(entry["own_id"]), names, *numbers, str(entry["host"]))
 
     def addresses(self) -> list[tuple[str, int]]:
         return [(name, self.port) for name in self.names]

@@ -84,6 +84,7 @@ class Member:
     _reported: set[str] = field(default_factory=set)
     _id: str = field(default_factory=lambda: os.urandom(8).hex())
     _hosts: list[Listed] = field(default_factory=list)  # in the order in which they lead
+    _alive: list[Listed] = field(default_factory=list)  # those that stood by, and this one
     _starts: int = 0  # how many starts the job has had, as far as this one knows
     _port: int = 0
     _answered: bool = False
@@ -109,7 +110,8 @@ class Member:
                 if isinstance(connection, int):
                     return self._over(connection)
                 if isinstance(connection, str):
-                    return Succession(connection or None, self._starts, lost)
+                    others = [one for one in self._alive if one.own_id != self._id]
+                    return Succession(connection or None, self._starts, lost, tuple(others))
                 if connection is None:
                     return self._given_up(patience)
                 self._line = Line(connection, self.terms.silence)
@@ -201,7 +203,7 @@ class Member:
         counts = [self.terms.total]
         if self.terms.elastic is not None and seconds >= self.shrink_after:
             counts = self.terms.elastic.counts()
-        alive = [
+        self._alive = alive = [
             one
             for one in self._hosts
             if one.own_id == self._id or {written(*a) for a in one.addresses()} & standing_by

@@ -98,6 +98,7 @@ class HostSupervisor:
             self.shrink_after,
             self.copies,
             succession.starts,
+            {one.own_id: one.host for one in succession.others},
         )
         launch = Launch(crew, self.workdir, *self.restarts, self.report, self.copies)
         if succession.starts:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +87,7 @@ def job(tmp_path):
         started.append(subprocess.Popen(line, stderr=subprocess.PIPE, text=True))
         return started[-1]
 
+    start.port = usual["port"]
     yield start
     for one in started:
         one.kill()
@@ -98,6 +100,20 @@ def wait_for(condition, seconds=90):
         assert time.monotonic() < end
         time.sleep(0.02)
     return found
+
+
+def have_come(port, count):
+    """Waits until the supervisors of so many other hosts have come to the first one."""
+
+    files = [Path("/proc/net/tcp"), Path("/proc/net/tcp6")]
+
+    def connections():
+        rows = [row.split() for file in files for row in file.read_text().splitlines()]
+        there = [row[1].partition(":")[2] == f"{port:04X}" for row in rows if row[3] == "01"]
+        return sum(there) == count
+
+    wait_for(connections)
+    time.sleep(1)  # in which it says who it is
 
 
 def process(folder, start, number):
@@ -300,7 +316,7 @@ def test_a_spare_host_takes_the_place_of_a_lost_one_at_once(job, tmp_path):
     first, second, spare = job(0, **given), job(1, processes=2, **given), None
     wait_for(lambda: (tmp_path / "ready.1.2").exists())
     spare = job(3, processes=2, spare=True, **given)
-    time.sleep(2)
+    have_come(job.port, 2)
     second.kill()
     began = time.monotonic()
     for number in (1, 2):
@@ -317,7 +333,7 @@ def test_a_host_that_stays_keeps_its_number_where_a_spare_one_takes_another_plac
     first, second, third = (job(n, program=program) for n in range(3))
     wait_for(lambda: all((tmp_path / f"1.{n}").exists() for n in range(3)))
     spare = job(3, program=program, spare=True)
-    time.sleep(2)
+    have_come(job.port, 3)
     second.kill()
     os.kill(process(tmp_path, 1, 1), signal.SIGKILL)
     assert [one.wait(90) for one in (first, spare, third)] == [0, 0, 0]
@@ -383,7 +399,7 @@ def test_a_spare_host_lets_the_job_go_on_without_the_first_one(job, tmp_path):
     first, second = job(0, program=program), job(1, processes=2, program=program)
     wait_for(lambda: all((tmp_path / f"1.{n}").exists() for n in range(3)))
     spare = job(3, program=program, spare=True, shrink_after=300.0)
-    time.sleep(3)
+    have_come(job.port, 2)
     kill_host(tmp_path, first, process(tmp_path, 1, 0))
     assert (second.wait(90), spare.wait(90)) == (0, 0)
     assert ppids(tmp_path, 2, 3) == [second.pid, second.pid, spare.pid]
