@@ -17,6 +17,7 @@ import numpy as np
 from meshdsl.ops.creation import as_tensor, full, sized
 from meshdsl.ops.elementwise.arithmetic import cast
 from meshdsl.ops.operation import operation
+from meshdsl.ops.shapes.joining import unstack
 from meshdsl.tensors.dims import Dimension, DimsLike, Shape
 from meshdsl.tensors.dtypes import is_integer
 from meshdsl.tensors.named_array import NamedArray
@@ -28,6 +29,7 @@ KEY = Dimension("random_key", 2)
 _UINT32 = np.dtype("uint32")
 # High counter words of keys made by `fold_in` and by name; elements have far smaller ones.
 _FOLDED, _NAMED = 2**31, 2**31 + 2**30
+_TOGETHER = 8  # more keys than these are drawn at once: each draw takes long to compile
 
 
 def _check_key(source: Tensor) -> None:
@@ -87,6 +89,11 @@ def split(source: Tensor, into: int | Dimension | str | Sequence[str] = 2) -> An
     if isinstance(into, Dimension):
         return bind_one(RANDOM_BITS, (source,), _drawn(Shape([into]), pairs=True))
     if isinstance(into, int):
+        if into > _TOGETHER:
+            stacked = Dimension("split_keys", into)
+            return unstack(
+                bind_one(RANDOM_BITS, (source,), _drawn(Shape([stacked]), pairs=True)), stacked
+            )
         each = Shape()
         return [
             bind_one(RANDOM_BITS, (source,), _drawn(each, pairs=True, start=i)) for i in range(into)

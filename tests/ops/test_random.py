@@ -115,6 +115,15 @@ def test_split_keys_are_distinct_and_draw_apart():
     assert abs(np.corrcoef(*map(np.asarray, pair))[0, 1]) < 0.1
 
 
+def test_many_keys_are_drawn_at_once_and_are_those_of_few():
+    """A draw for each of 200 keys took 18 s to compile."""
+    graph = md.jit(lambda key: md.random.split(key, 20)).trace(md.random.key(3))
+    assert [op.name for op in graph.operations].count("random_bits") == 1
+    few, many = md.random.split(md.random.key(3), 4), md.random.split(md.random.key(3), 20)
+    assert [key.data.tolist() for key in many[:4]] == [key.data.tolist() for key in few]
+    assert len({tuple(key.data.tolist()) for key in many}) == 20
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_uniform_numbers_are_uniform_and_below_one(dtype):
     many = md.Dimension("many", 20000)
