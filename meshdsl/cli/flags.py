@@ -424,6 +424,12 @@ FLAGS: dict[str, Flag] = {
         "Seconds in which to look for a layout; more of them are tried then. Default: as many as a "
         "few seconds allow, the same in every run.",
     ),
+    "within": (
+        None,
+        share,
+        "Look for a layout until it is surely within this share of the best of the space, such as "
+        "1%. It takes minutes. Default: a few seconds; how good it surely is, is said.",
+    ),
     "simplify": (
         None,
         share,

@@ -111,7 +111,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "hardware": ("hardware", "topology", "slices"),
     "reports of a plan": ("html", "compare_layout", "stage", "pipeline_table", "against"),
     "failures": ("failures", "mtbf", "devices_per_host", "storage_bandwidth", "restart_time"),
-    "search": ("batch_tokens", "search_seconds", "simplify", "json"),
+    "search": ("batch_tokens", "search_seconds", "within", "simplify", "json"),
     "pages of plans": ("plans", "live"),
     "sweeps": ("measure", "parallel", "rounds"),
     "calibration": ("minutes",),
@@ -173,7 +173,7 @@ HELP: Mapping[str, Help] = {
     "train": Help(
         "model mesh_shape layout host_devices data steps batch_size learning_rate policy workdir",
         (*_STEP, *_RUN),
-        also="hardware search_seconds chat_template",
+        also="hardware search_seconds within chat_template",
         examples={
             "Train a small model on 8 virtual devices:": "--model=gpt_mini "
             '--mesh_shape="data:2,model:4" --host_devices=8 '
@@ -197,7 +197,7 @@ HELP: Mapping[str, Help] = {
     "explain": Help(
         "model mesh_shape layout policy remat microbatches memory optimizer hardware html",
         (*_STEP, "reports of a plan", "failures"),
-        also="batch_ramp topology slices search_seconds json checkpoint_every",
+        also="batch_ramp topology slices search_seconds within json checkpoint_every",
         without="host_devices tpu against",
         examples={
             "See what a step sends and holds, on any machine:": "--model=gpt3_175b " + _LAYOUT,
@@ -211,7 +211,7 @@ HELP: Mapping[str, Help] = {
     "compile": Help(
         "topology model mesh_shape layout policy remat memory against html slices",
         (*_STEP, "hardware", "reports of a plan"),
-        also="search_seconds",
+        also="search_seconds within",
         without="host_devices tpu hardware compare_layout stage pipeline_table",
         examples={
             "See if a step fits a pod, and how long it takes:": "--topology=v5p:8x8x8 "
@@ -219,8 +219,7 @@ HELP: Mapping[str, Help] = {
         },
     ),
     "plan": Help(
-        "model topology batch_tokens mesh_shape layout microbatches remat against search_seconds "
-        "simplify",
+        "model topology batch_tokens mesh_shape layout microbatches remat against within simplify",
         (*_STEP, "hardware", "search"),
         without="host_devices tpu",
         also="override",

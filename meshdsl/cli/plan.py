@@ -15,6 +15,7 @@ from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.calibrated import check_machine
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.planning.interrupting import interruptible
+from meshdsl.cli.planning.nearness import told
 from meshdsl.cli.planning.searched import (
     SEARCHED,
     Asked,
@@ -44,7 +45,7 @@ _MOST_TIMES = 64  # plans are searched for up to this multiple of the given devi
 # Flags that the printed commands leave out, or write by themselves.
 _ASIDE = frozenset(
     "mesh_shape layout microbatches remat memory batch_tokens batch_size topology slices hardware "
-    "search_seconds simplify json against".split()
+    "search_seconds within simplify json against".split()
 )
 
 
@@ -65,10 +66,11 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     if against is not None:
         _check_size(against[0], request.machine)
     with interruptible() as stopped:
-        effort = effort_of(values, smaller=_SMALLER, stopped=stopped)
-        search = request.search(effort)
         try:
-            plans = search.run()
+            with told() as tell:
+                effort = effort_of(values, smaller=_SMALLER, stopped=stopped, told=tell)
+                search = request.search(effort)
+                plans = search.run()
             plans.best  # noqa: B018 - raises where none fits
             if values.simplify:
                 plans = simplified(search, plans, values.simplify)

@@ -254,7 +254,7 @@ _FREE = frozenset(
     "steps_per_call checkpoint_every keep keep_best local_checkpoints local_every resume override "
     "host_copies exit_after_minutes exit_at_step hardware data_workers data_cache extra_metrics "
     "compiler_flags coordinator num_processes process_id join_timeout pause_timeout profile_steps "
-    "init_from search_seconds replica_check_every straggler_factor straggler_steps "
+    "init_from search_seconds within replica_check_every straggler_factor straggler_steps "
     "step_timeout grace".split()
 ) | (set(FLAGS) - HELP["train"].flags)
 # What each process has of its own.

@@ -49,8 +49,12 @@ class Effort:
         decided: points that are lowered with what time decides.
         smaller: points that are lowered to show what less memory costs.
         seconds: the time after which no further point is lowered. Until then, all points that may
-            be the best are lowered. None: the search counts points, not seconds.
+            be the best are lowered, but see `within`. None: the search counts points, not seconds.
         stopped: whether the user has stopped the search.
+        within: points are decided about until the best plan is surely within this share of the best
+            of the space (0.01: 1 %). This comes after all stages. None: the search ends before.
+        told: is called before each of these points, with the share so far, and with the number of
+            points that are left, or fewer once a faster plan is found.
     """
 
     estimated: int = 200
@@ -59,6 +63,13 @@ class Effort:
     smaller: int = 0
     seconds: float | None = None
     stopped: Callable[[], bool] = lambda: False
+    within: float | None = None
+    told: Callable[[float, int], None] = lambda share, left: None
+
+    @property
+    def only_time(self) -> bool:
+        """Whether only time limits the points of each stage."""
+        return self.seconds is not None and self.within is None
 
 
 @dataclass(frozen=True)

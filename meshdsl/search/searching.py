@@ -8,6 +8,8 @@ Each stage keeps fewer points than the one before, and looks at them more exactl
 3. The points with the least time get an estimate of what they send (`traffic`).
 4. The points with the least estimates are lowered as time most likely decides (`likely`).
 5. The fastest of these are lowered as `explain` does: with what time decides.
+6. If the best plan has to be near the best of the space, all points whose bounds are below it are
+   lowered so, those of the least bounds first.
 
 The search is deterministic: it counts points, not seconds, unless it has a limit of time.
 """
@@ -18,7 +20,7 @@ import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -46,6 +48,7 @@ from meshdsl.search.space import (
     Variant,
 )
 from meshdsl.search.traffic import ALONE, Traffic
+from meshdsl.search.unsettled import Unsettled
 from meshdsl.tracing.graph import Graph
 
 _MIB = 2**20
@@ -57,6 +60,7 @@ _SLOWER = 2.0  # a smaller plan takes at most this multiple of the least time, b
 _ALIKE = 4  # the variants of a mesh and layout whose traffic is estimated
 _HOPELESS = 1.25  # points are not tried if their estimates are this multiple of the least time
 _SLOW = 1.15  # the same, if the error of these estimates is known; deciding gains less than this
+_FASTEST = 8  # the plans that are kept of those that prove how good the best one is
 _TIGHTER = 1.1  # about the factor of time if a program has to be made smaller
 
 
@@ -121,6 +125,7 @@ class Search:
         self._tried: dict[int, Plan] = {}
         self._decisions: dict[int, Plan] = {}
         self._failed: set[int] = set()
+        self._proven = 0
         self._stopped = False
         self.reason: ValueError | None = None
 
@@ -140,47 +145,58 @@ class Search:
             raise self._nothing(points, least)
         self._decide()
         self._try_smaller(rows)
-        decided = self._decisions
-        rows_of = {**self._tried, **decided}.items()
-        ordered = [plan for _, plan in sorted(rows_of, key=lambda row: (row[1].seconds, row[0]))]
+        unsettled = self._unsettled(candidates, rows)
+        proven = self._prove(unsettled)
+        rows_of = sorted({**self._tried, **self._decisions}.items())
+        # Sorting keeps the order of equal ones.
+        ordered = sorted([*(plan for _, plan in rows_of), *proven], key=lambda plan: plan.seconds)
         plans = [plan for plan in ordered if plan.fits]
         tight = [plan for plan in ordered if not plan.fits]
-        sure = {rows[at].order for at, plan in decided.items() if plan.decided}
-        refined = {row.order: row.bound for row in rows}
+        nearest = None if self.closed else unsettled.first()
         return Plans(
             self.hardware,
             tuple(plans),
             tuple(sorted(tight, key=lambda plan: plan.peak_bytes)),
-            None if self.closed else self._least(candidates, refined, sure),
+            None if nearest is None else nearest.bound,
             points,
             len(candidates),
-            len(self._tried),
+            len(self._tried) + self._proven,
             least,
             self.room,
             not self._stopped,
         )
 
-    def _least(
-        self, candidates: Sequence[Candidate], refined: dict[int, float], sure: Collection[int]
-    ) -> float | None:
-        """Returns the least complete bound of all candidates but some.
+    def _unsettled(self, candidates: Sequence[Candidate], rows: Sequence[Candidate]) -> Unsettled:
+        """Returns the candidates that time has not decided about."""
+        decided = {rows[at].order for at, plan in self._decisions.items() if plan.decided}
+        return Unsettled(
+            candidates,
+            lambda row: self.bounds(row.point.variant).least(row.point, row.bound),
+            {row.order: row.bound for row in rows},
+            decided.union(rows[at].order for at in self._failed),
+        )
 
-        Args:
-            candidates: by ascending bounds, of which some are not complete.
-            refined: the complete bounds that are known, by the numbers of the candidates.
-            sure: the candidates that do not count.
+    def _prove(self, unsettled: Unsettled) -> list[Plan]:
+        """Decides about candidates of the least bounds, until the best plan is near all others.
+
+        Returns:
+            The best of their plans: the fastest, and those that need less memory than faster ones.
         """
-        least: float | None = None
-        for row in candidates:
-            if least is not None and row.bound >= least:
+        plans: list[Plan] = []
+        within, fastest = self.effort.within, self._fastest
+        if within is None or self.closed:
+            return plans
+        while (row := unsettled.first()) is not None and (1 + within) * row.bound < fastest:
+            if self._late():
                 break
-            if row.order in sure:
-                continue
-            bound = refined.get(row.order)
-            if bound is None:
-                bound = self.bounds(row.point.variant).least(row.point, row.bound)
-            least = bound if least is None else min(least, bound)
-        return least
+            self.effort.told(fastest / row.bound - 1, unsettled.below(fastest / (1 + within)))
+            plan = self._exactly(row.point, row.bound)
+            unsettled.settle(row)
+            self._proven += 1
+            if plan is not None and plan.fits:
+                fastest = min(fastest, plan.seconds)
+                plans = _worth_keeping([*plans, plan])
+        return plans
 
     def _check_pinned(self) -> None:
         """Raises ValueError with all that is wrong with the pinned rules."""
@@ -282,7 +298,7 @@ class Search:
 
         If none of these fits, up to as many others are lowered, by the least memory.
         """
-        limit = len(rows) if self.effort.seconds is not None else self._most_tried
+        limit = len(rows) if self.effort.only_time else self._most_tried
         for _ in range(2 * limit):
             fits = any(plan.fits for plan in self._tried.values())
             if len(self._tried) >= limit and fits:
@@ -311,7 +327,7 @@ class Search:
         """
         errors, fastest = Errors(rows, self._tried), self._fastest
         best, least = None, float("inf")
-        enough_tried = len(self._tried) >= _LEAST_TRIED and self.effort.seconds is None
+        enough_tried = len(self._tried) >= _LEAST_TRIED and not self.effort.only_time
         for at, row in enumerate(rows):
             if at in self._tried or at in self._failed or row.bound >= fastest:
                 continue
@@ -369,7 +385,7 @@ class Search:
             return tried[at].seconds * (1 if tried[at].fits else _TIGHTER), at
 
         limit = max(1, int(self.effort.decided * self._scale))
-        if self.effort.seconds is not None:
+        if self.effort.only_time:
             limit = len(tried)
         count = 0
         for at in sorted(tried, key=order):
@@ -392,21 +408,28 @@ class Search:
 
     def _decided(self, plan: Plan) -> Plan:
         """Returns a plan with the program that time decides on, within the memory if it can be."""
+        limited = not plan.fits or plan.memory is not None
+        return self._exactly(plan.point, plan.bound, limited) or plan
+
+    def _exactly(self, point: Point, bound: float, limited: bool = False) -> Plan | None:
+        """Returns the plan of a point that time decides on; None if the point has no program.
+
+        Args:
+            limited: whether it surely does not fit without a limit of memory.
+        """
         options = self.exact
-        if not plan.fits or plan.memory is not None:
+        if limited:
             options = replace(options, memory=int(self.room))
-        program = self._lower(plan.point, options)
+        program = self._lower(point, options)
         if program is None:
-            return plan
+            return None
         if program.peak_bytes > self.room and options.memory is None:
             options = replace(options, memory=int(self.room))
-            program = self._lower(plan.point, options) or program
+            program = self._lower(point, options) or program
         seconds = step_seconds(program, self.hardware)
         limit = None if self.step.options.memory is not None else options.memory
         fits = program.peak_bytes <= self.room
-        return replace(
-            plan, program=program, seconds=seconds, decided=True, memory=limit, fits=fits
-        )
+        return Plan(point, program, seconds, bound, decided=True, memory=limit, fits=fits)
 
     def _try_smaller(self, rows: Sequence[Candidate]) -> None:
         """Lowers the fastest of the rows that need less memory than all plans; repeats it."""
@@ -545,3 +568,14 @@ class Search:
             warnings.simplefilter("ignore")
             donated = self.step.donated(graph)
             return lower(graph, mesh, layout, options or self.exact, donated, choice=choice)
+
+
+def _worth_keeping(plans: Sequence[Plan]) -> list[Plan]:
+    """Returns the fastest plans, and those that need less memory than all faster ones."""
+    kept: list[Plan] = []
+    least = math.inf
+    for plan in sorted(plans, key=lambda plan: plan.seconds):
+        if len(kept) < _FASTEST or plan.peak_bytes < least:
+            kept.append(plan)
+            least = min(least, plan.peak_bytes)
+    return kept

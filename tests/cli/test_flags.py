@@ -129,6 +129,7 @@ PROMISED = {
     "hardware": "v5p",
     "batch_tokens": None,
     "search_seconds": None,
+    "within": None,
     "simplify": None,
     "chat_template": None,
     "host": "127.0.0.1",

@@ -42,6 +42,18 @@ def test_the_report_has_the_plan_its_parts_the_runners_up_and_the_commands(capsy
     )  # the same in every run
 
 
+def test_a_plan_may_have_to_be_surely_near_the_best(capsys, monkeypatch):
+    monkeypatch.setattr("meshdsl.cli.planning.nearness._EVERY", 0.0)
+    quick = json.loads(run(capsys, TINY, MACHINE, "--json"))
+    assert quick["gap"] > 0.02
+    assert main.run(["plan", TINY, MACHINE, "--within=1%"]) == 0
+    text, says = capsys.readouterr()
+    near = re.search(r"at most (\S+) % above the optimum", text)
+    assert float(near[1]) <= 1
+    assert re.match(r"at most \S+ % above the optimum; [\d,]+ plans? may be faster\n", says)
+    assert "--within" not in text  # the commands that run the plan do not search
+
+
 def test_fewer_rules_may_take_a_share_of_the_time(capsys):
     flags = (*SMALL, MACHINE, *FAST, "--batch_tokens=8192", "--json")
     fastest = json.loads(run(capsys, *flags))

@@ -1,6 +1,7 @@
 """Searches find what trying everything finds, and say how far off they may be."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from meshdsl.models import load
 from meshdsl.optim import Sgd
 from meshdsl.search.estimates import is_plain
 from meshdsl.search.plans import Effort
-from meshdsl.search.searching import Search, search
+from meshdsl.search.searching import Search, _worth_keeping, search
 from meshdsl.search.steps import recipe_step
 from meshdsl.training import Recipe
 from tests.search.steps import gpt, mlp, step_of
@@ -85,6 +86,40 @@ def test_more_effort_never_finds_less():
     many = search(step, "h100", 8, effort=Effort(tried=16, decided=8))
     assert many.best.seconds <= few.best.seconds
     assert many.gap <= few.gap
+
+
+def test_a_plan_that_has_to_be_the_best_is_the_best_of_all():
+    step = mlp(512, 1024, 2)
+    said = []
+    effort = Effort(tried=2, decided=1, within=0.0, told=lambda *values: said.append(values))
+    plans = search(step, "h100", 8, effort=effort)
+    assert plans.best.seconds == min(seconds_of_all(step, "h100", 8).values())
+    assert plans.gap == 0.0 and plans.complete
+    shares, left = zip(*said, strict=True)
+    assert list(shares) == sorted(shares, reverse=True) and shares[-1] > 0
+    assert list(left) == sorted(left, reverse=True) and left[-1] >= 1
+    few = search(step, "h100", 8, effort=Effort(tried=2, decided=1))
+    assert plans.lowered == few.lowered + len(said)
+    assert few.gap > 0.01
+    within = shares[len(said) // 2]  # it ends there
+    near = search(step, "h100", 8, effort=Effort(tried=2, decided=1, within=within))
+    assert 0 < near.gap <= within and near.lowered <= few.lowered + len(said) // 2
+
+
+def test_a_proof_that_time_ends_says_how_far_it_came():
+    effort = Effort(tried=2, decided=1, within=0.0, seconds=0.0)
+    plans = search(mlp(512, 1024, 2), "h100", 8, effort=effort)
+    assert not plans.complete and plans.gap > 0
+
+
+def test_of_a_proof_the_fastest_plans_and_the_smaller_ones_are_kept():
+    def plan(seconds, peak):
+        return SimpleNamespace(seconds=seconds, peak_bytes=peak)
+
+    plans = [plan(1.0 + at, 100 + at) for at in range(12)]
+    small, smaller = plan(20.0, 90), plan(21.0, 80)
+    kept = _worth_keeping([smaller, *reversed(plans), small, plan(22.0, 85)])
+    assert kept == [*plans[:8], small, smaller]
 
 
 def with_remat(batch, microbatches):

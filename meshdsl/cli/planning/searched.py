@@ -109,10 +109,9 @@ class Asked:
 
 
 def effort_of(values: flags.FlagValues, **rest: Any) -> Effort:
-    """Returns the effort that `--search_seconds` asks for."""
-    seconds = values.search_seconds
-    effort = Effort(**rest)
-    return effort if seconds is None else replace(effort, estimated=_LONG, seconds=seconds)
+    """Returns the effort that `--search_seconds` and `--within` ask for."""
+    effort = Effort(seconds=values.search_seconds, within=values.within, **rest)
+    return replace(effort, estimated=_LONG) if effort.only_time else effort
 
 
 def asked(
