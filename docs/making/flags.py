@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import html
 
-from meshdsl.cli.flags import FLAGS
 from meshdsl.cli.help import GROUPS, HELP
 from meshdsl.cli.main import COMMANDS
+from meshdsl.cli.parsing.table import FLAGS
 
 
 def text() -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping
 
-from meshdsl.cli.flags import ABOUT, FLAGS
+from meshdsl.cli.parsing.table import ABOUT, FLAGS
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "model": ("model", "model_args", "batch_size", "length"),

@@ -143,8 +143,9 @@ def _configuration(name: str, values: FlagValues) -> str:
     """Returns the flags of a command as a file of `--config`."""
     from meshdsl.cli import flags
     from meshdsl.cli.help import HELP
+    from meshdsl.cli.parsing.table import FLAGS
 
-    return flags.as_configuration(values, name, HELP[name].flags if name in HELP else flags.FLAGS)
+    return flags.as_configuration(values, name, HELP[name].flags if name in HELP else FLAGS)
 
 
 def _explained(error: Exception) -> tuple[str, int] | None:

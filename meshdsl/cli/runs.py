@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from absl import flags
 from rich.console import Console
 
-from meshdsl.cli.flags import FLAGS
 from meshdsl.cli.mistakes.problems import Problems
+from meshdsl.cli.parsing.table import FLAGS
 from meshdsl.reports.runs.reading import runs_below
 from meshdsl.reports.runs.table import as_json, as_table, ranked
 from meshdsl.training.reporting.output import tell

@@ -13,12 +13,13 @@ from absl import flags
 
 from meshdsl.cli import job as jobs
 from meshdsl.cli.checkpointed import chat_format
-from meshdsl.cli.flags import FLAGS, as_configuration
+from meshdsl.cli.flags import as_configuration
 from meshdsl.cli.help import HELP
 from meshdsl.cli.mistakes import early_checks as early
 from meshdsl.cli.mistakes.calibrated import check_machine
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.parsing.record_flags import values_of
+from meshdsl.cli.parsing.table import FLAGS
 from meshdsl.cli.planning.automatic import machine_at_hand, settled
 from meshdsl.cli.planning.steps import decided
 from meshdsl.layouts.calibration import calibration_of

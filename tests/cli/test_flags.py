@@ -8,6 +8,7 @@ from meshdsl.cli import flags
 from meshdsl.cli.main import run
 from meshdsl.cli.mistakes.other_commands import of_other_commands
 from meshdsl.cli.mistakes.problems import Problems, UsageError
+from meshdsl.cli.parsing.table import FLAGS
 from meshdsl.lowering.options import Options
 
 PROMISED = {
@@ -173,7 +174,7 @@ def test_every_option_of_lowering_has_a_flag_with_its_default_and_its_help():
         if field.name == "hardware":  # set by --hardware, and by the machine of --topology
             continue
         assert values[field.name].value == field.default
-        assert "See `" not in flags.FLAGS[field.name][2]
+        assert "See `" not in FLAGS[field.name][2]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from meshdsl.cli import flags, main
 from meshdsl.cli.help import GROUPS, HELP, show_help
+from meshdsl.cli.parsing.table import FLAGS
 
 # What commands read of flags without the record that they are made of.
 READ = re.compile(r'values(?:\.|\[")(\w+)')
@@ -21,11 +22,11 @@ def listed(text):
 def test_every_flag_is_in_one_group():
     """A flag that is missing here belongs in a group of meshdsl/cli/help.py."""
     grouped = [*itertools.chain(*GROUPS.values())]
-    assert sorted(grouped) == sorted(flags.FLAGS)
+    assert sorted(grouped) == sorted(FLAGS)
 
 
 def test_every_flag_is_one_of_a_command():
-    assert set().union(*(about.flags for about in HELP.values())) == {*flags.FLAGS}
+    assert set().union(*(about.flags for about in HELP.values())) == {*FLAGS}
 
 
 def test_every_command_has_a_help_of_its_own():
@@ -46,7 +47,7 @@ def test_a_help_shows_each_flag_once_with_the_most_used_first(command):
 def test_a_command_shows_the_flags_that_its_module_reads(command):
     module = (main.__file__).replace("main.py", f"{command}.py")
     with open(module) as file:
-        read = set(READ.findall(file.read())) & set(flags.FLAGS)
+        read = set(READ.findall(file.read())) & set(FLAGS)
     # They are asked for in order to refuse them.
     refused = {"sweep": {"html", "compare_layout"}, "explore": {"compare_layout", "host"}}.get(
         command, set()
@@ -68,7 +69,7 @@ def test_the_examples_can_be_read(command):
 
 
 def test_the_help_of_a_command_without_one_has_every_flag():
-    assert listed(show_help("new", "Does something new.")) == [*flags.FLAGS]
+    assert listed(show_help("new", "Does something new.")) == [*FLAGS]
 
 
 def test_a_long_text_goes_on_in_its_column(capsys):

@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from meshdsl.cli import flags, main
+from meshdsl.cli.parsing.table import ABOUT, FLAGS
 from tests.docs.pages import PAGES, ROOT, blocks, name_of, prose
 
 # Flags of other programs that pages name.
@@ -98,7 +99,7 @@ def test_a_command_is_one_that_there_is(command, tmp_path, monkeypatch):
 def test_the_flags_that_a_page_names_are_those_of_a_command(page):
     # `--bucket_bytes`, `--halves=batch`; names with a hyphen are never ours.
     named = set(re.findall(r"(?<![\w-])--(?:no(?=overlap))?([a-z]\w+)(?![\w-])", prose(page)))
-    assert named - {*flags.FLAGS} - FOREIGN <= {*flags.ABOUT, "version"}
+    assert named - {*FLAGS} - FOREIGN <= {*ABOUT, "version"}
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from docs.making.docstrings import spelled_out
 from docs.making.site import INSIDE
 from meshdsl import models, training
 from meshdsl.cli import main
-from meshdsl.cli.flags import FLAGS
+from meshdsl.cli.parsing.table import FLAGS
 from meshdsl.training.reporting.metrics import KEYS
 from tests.docs.pages import DOCS, PAGES, ROOT, name_of, prose
 

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from docs.making import reference
-from meshdsl.cli.flags import FLAGS
+from meshdsl.cli.parsing.table import FLAGS
 from tests import browser
 from tests.docs.pages import DOCS, ROOT
 

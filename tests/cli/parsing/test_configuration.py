@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from meshdsl.cli import flags, main
 from meshdsl.cli.parsing import configuration
+from meshdsl.cli.parsing.table import FLAGS
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 
@@ -51,7 +52,7 @@ def test_settings_are_flags(tmp_path):
         ]
     )
     assert not problems
-    for name in flags.FLAGS:
+    for name in FLAGS:
         assert getattr(values, name) == getattr(typed, name), name
         assert bool(values[name].present) == bool(typed[name].present), name
     assert values.mesh_shape == Mesh.parse("data:2,model:4")
@@ -129,7 +130,7 @@ def test_what_is_printed_reads_back(tmp_path_factory, texts):
     path = tmp_path_factory.mktemp("config") / "run.toml"
     text = configuration.shown("train", {name: [one] for name, one in texts.items()}, {"seed": "0"})
     path.write_bytes(text.encode())
-    found = configuration.read(str(path), flags.FLAGS, (), ())
+    found = configuration.read(str(path), FLAGS, (), ())
     assert found.arguments == tuple(f"--{name}={one}" for name, one in texts.items())
     assert not found.problems
 

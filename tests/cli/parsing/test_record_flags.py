@@ -4,6 +4,7 @@ import pytest
 
 from meshdsl.cli import flags
 from meshdsl.cli.parsing import record_flags
+from meshdsl.cli.parsing.table import FLAGS
 from meshdsl.training import (
     Data,
     Evaluation,
@@ -29,10 +30,10 @@ def test_every_flag_of_a_record_has_its_default(kind):
 
 def test_the_help_of_a_flag_is_what_its_field_means():
     keep, best = settings(Saving)["keep"].says, settings(Saving)["keep_best"].says
-    assert flags.FLAGS["keep"][2] == keep
-    assert flags.FLAGS["keep_best"][2] == best.replace("held-out batches", "held-out text")
+    assert FLAGS["keep"][2] == keep
+    assert FLAGS["keep_best"][2] == best.replace("held-out batches", "held-out text")
     assert "`trainable`" in settings(Recipe)["init_from"].says
-    assert "what --trainable names" in flags.FLAGS["init_from"][2]
+    assert "what --trainable names" in FLAGS["init_from"][2]
 
 
 def test_flags_make_the_record_that_python_makes():
