@@ -34,6 +34,10 @@ def _row(name: str) -> str:
 
 
 def _escaped(says: str) -> str:
-    """Returns a help text as the cell of a table: what it quotes is code already, or plain."""
-    plain = html.escape(says, quote=False).replace("|", "&#124;")
-    return plain.replace("*", "&#42;").replace("_", "&#95;") if "`" not in plain else plain
+    """Returns a help text as the cell of a table: what it quotes in backticks is code already."""
+    parts = says.split("`")
+    plain = [html.escape(part, quote=False) for part in parts[::2]]
+    for sign in "|*_":
+        plain = [part.replace(sign, f"&#{ord(sign)};") for part in plain]
+    parts[::2] = plain
+    return "`".join(parts)

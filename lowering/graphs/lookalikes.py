@@ -10,6 +10,9 @@ changed. Notes are also written for
   an argument that is such a list (a state held as `jax.tree.leaves` gives it);
 - a rule whose scope no path has, although a tree of the program has its dim;
 - a tree with some of the leaves of an argument, such as a mean of a few parameters.
+
+Parameters need not follow a rule for the optimizer's state or for gradients: such a rule means
+these alone, as in ZeRO-1 and ZeRO-2.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from meshdsl.tensors.mirrors import PARAMS, End, Leaf, Tree, alike, below, trees
 from meshdsl.tracing.graph import Graph
 
 _GRADIENTS = "gradients"  # the first part of the paths of gradients
+_COPIES = frozenset(["optimizer", _GRADIENTS])  # scopes of what mirrors the parameters
 
 
 def lookalikes(graph: Graph, layout: Layout) -> list[str]:
@@ -213,9 +217,16 @@ def _missed(tree: Tree, leaves: Sequence[Leaf], other: Tree, layout: Layout) -> 
             theirs = layout.rule_for(name, below(other.path, like))
             if mine is not None and mine.scope and not _anonymous(tree):
                 return None
-            if theirs is not None and theirs.scope and theirs.axes != (mine.axes if mine else ()):
+            if theirs is None or (PARAMS in tree.parts and _means_copies(theirs, tree)):
+                continue
+            if theirs.scope and theirs.axes != (mine.axes if mine else ()):
                 missed = missed or theirs
     return missed
+
+
+def _means_copies(rule: Rule, tree: Tree) -> bool:
+    """Whether a rule is for the optimizer's state or for gradients, and a tree is neither."""
+    return not _COPIES.isdisjoint(rule.scope.split("/")) and _COPIES.isdisjoint(tree.parts)
 
 
 def _without_names(tree: Tree) -> bool:

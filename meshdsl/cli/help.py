@@ -145,6 +145,7 @@ class Help:
         also: flags of other groups that it reads.
         without: flags of its groups that it does not read.
         examples: what each does, and its arguments.
+        file: lines of Python that the examples need.
     """
 
     def __init__(
@@ -154,6 +155,7 @@ class Help:
         also: str = "",
         without: str = "",
         examples: Mapping[str, str] = {},
+        file: str = "",
     ) -> None:
         self.used = tuple(used.split())
         self.also = tuple(also.split())
@@ -161,6 +163,7 @@ class Help:
         listed = {title: [n for n in GROUPS[title] if n not in left] for title in groups}
         self.groups = {title: tuple(names) for title, names in listed.items()}
         self.examples = examples
+        self.file = file.splitlines()
 
     @property
     def flags(self) -> set[str]:
@@ -319,7 +322,16 @@ HELP: Mapping[str, Help] = {
             "Two of them, as a page:": "runs/a runs/b --out=curves.html",
         },
     ),
-    "names": Help("", examples={"List the lines of a function:": "my_model.py:example"}),
+    "names": Help(
+        "",
+        examples={"List the lines of a function:": "my_model.py:example"},
+        file="""In my_model.py, with your function `loss` of JAX and its arguments `params` and `x`:
+  def example():
+      program = md.from_jax(loss, names={"x": "batch embed"})
+      return program, params, x
+A name with a `?` was made up. To choose it, name a dim that it follows from:
+  names={"x": "batch embed", "params/w_in": "_ d_ff"}""",
+    ),
     "doctor": Help("", examples={"See what is missing for what:": ""}),
 }
 _UNGROUPED = set(FLAGS).difference(*GROUPS.values())
@@ -342,6 +354,7 @@ def show_help(command: str, says: str) -> str:
     lines += ["", "others", *_lines(rest), *always, "", "examples"]
     for says_of_example, arguments in about.examples.items():
         lines += [f"  {says_of_example}", f"    meshdsl {command} {arguments}".rstrip()]
+    lines += [f"  {line}" for line in about.file]
     return "\n".join(lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 
 from absl import flags
@@ -14,7 +15,8 @@ from meshdsl.training.reporting.output import tell
 _FORM = (
     "a function without arguments that returns a program and its arguments, as in\n"
     "  def example():\n"
-    '      return md.from_jax(loss, names={"x": "batch embed"}), params, x'
+    '      program = md.from_jax(loss, names={"x": "batch embed"})\n'
+    "      return program, params, x"
 )
 
 
@@ -37,5 +39,21 @@ def main(values: flags.FlagValues, problems: Problems, places: Sequence[str] = (
     if not isinstance(result, tuple) or not result or not isinstance(result[0], FromJax):
         raise ValueError(f"{place} is not {_FORM}")
     program, *arguments = result
+    _check_arguments(place, program, arguments)
     tell(program.listing(*arguments))
     return 0
+
+
+def _check_arguments(place: str, program: FromJax, arguments: Sequence[object]) -> None:
+    """Raises ValueError if the function that is converted cannot be called with the arguments."""
+    try:
+        inspect.signature(program.function).bind(*arguments)
+    except TypeError as error:
+        hint = ""
+        if len(arguments) == 1 and isinstance(arguments[0], tuple):
+            hint = ". The arguments are in a tuple: return them one by one, without parentheses"
+        raise ValueError(
+            f"{place} returns a program and {len(arguments)} argument"
+            f"{'s' * (len(arguments) != 1)}, but {program.__name__} does not take these: "
+            f"{error}{hint}. It must be {_FORM}"
+        ) from None

@@ -39,6 +39,32 @@ def test_a_state_that_mirrors_what_is_not_called_params_is_noted(backend):
     assert notes(step, "weights/embed:data; mean/embed:-", TREE, TREE, backend=backend) == []
 
 
+@pytest.mark.parametrize(
+    "layout", ["optimizer/embed:data", "optimizer/embed:data; gradients/embed:data"]
+)
+def test_parameters_need_not_follow_the_rules_of_zero_1_and_zero_2(layout):
+    def step(state):
+        gradients = md.grad(lambda params: md.sum(params["w"]) ** 2 + md.sum(params["v"]))(
+            state["params"]
+        )
+        mean = jax.tree.map(lambda m, g: 0.9 * m + g, state["optimizer"]["mean"], gradients)
+        params = jax.tree.map(lambda p, m: p - m, state["params"], mean)
+        return {"params": params, "optimizer": {"mean": mean}}
+
+    state = {"params": TREE, "optimizer": {"mean": TREE}}
+    assert notes(step, layout, state) == []
+    part = {"params": TREE, "optimizer": {"mean": TREE, "few": {"w": TREE["w"]}}}
+    assert notes(lambda state: double(state), layout, part) == []
+
+
+def test_a_state_that_is_not_the_parameters_is_noted_if_it_misses_a_rule_of_the_optimizer():
+    def step(optimizer, average):
+        return double(optimizer), double(average)
+
+    note = notes(step, "optimizer/embed:data", TREE, TREE)[0]
+    assert "`optimizer/embed:data` does not apply. Add a rule such as `average/" in note
+
+
 def test_results_that_two_arguments_are_like_are_noted_if_those_differ():
     def step(params, mean):
         return double(mean), double(params)
