@@ -23,9 +23,8 @@ import numpy as np
 import meshdsl as md
 from meshdsl import models, nn, optim
 from meshdsl.models import transformer
-from meshdsl.training import Data, Evaluation, Recipe, Reporting, load_weights, train
+from meshdsl.training import Data, Evaluation, Recipe, Reporting, load_weights, spec_of, train
 from meshdsl.training.data import Arrays, load_tokenizer, ordered_batches, shuffled_batches
-from meshdsl.training.state import spec_of
 
 answer = md.Dimension("answer", 2)  # the chosen one, and the rejected one
 TEXT = ["batch", "answer", "length"]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from meshdsl.training.recipe import Recipe
     from meshdsl.training.reporting.profiling import ProfiledSteps
     from meshdsl.training.reporting.reports import Reporting
+    from meshdsl.training.state import spec_of
     from meshdsl.training.stopping import Stops
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "joined",
     "load_weights",
     "save_weights",
+    "spec_of",
     "train",
 ]
 
@@ -64,6 +66,7 @@ _WHERE = {
     "joined": "processes.joining",
     "load_weights": "checkpointing.weights",
     "save_weights": "checkpointing.weights",
+    "spec_of": "state",
     "train": "loop",
 }
 

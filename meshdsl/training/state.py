@@ -87,7 +87,14 @@ def create(
 
 
 def spec_of(create: Callable[[Tensor], Any]) -> Any:
-    """Returns what `create` would return as a tree of `md.spec`; nothing is computed."""
+    """Returns what `create` would return as a tree of `md.spec`; nothing is computed.
+
+    `spec_of(model.init)` has the dims and dtypes of the parameters: for `load_weights`, `f.lower`
+    and `md.show`.
+
+    Args:
+        create: traced; from a random key to a tree of tensors.
+    """
     structure = None
 
     def observed(key: Tensor) -> Any:

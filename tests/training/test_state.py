@@ -6,7 +6,8 @@ import pytest
 
 import meshdsl as md
 from meshdsl.optim import AdamW, Sgd
-from meshdsl.training.state import TrainState, create, spec_of
+from meshdsl.training import spec_of
+from meshdsl.training.state import TrainState, create
 from tests.training import classifier
 
 

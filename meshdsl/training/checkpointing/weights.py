@@ -133,7 +133,7 @@ def write_hugging_face(
 def load_weights(
     path: str | os.PathLike[str], like: Any, places: Sequence[Any] | None = None
 ) -> Any:
-    """Returns parameters from safetensors: `load_weights("weights", jitted.spec_of(init))`.
+    """Returns parameters from safetensors: `load_weights("weights", spec_of(init))`.
 
     Args:
         path: a file, or a folder of files.
