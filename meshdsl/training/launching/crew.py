@@ -46,7 +46,7 @@ class Job(Protocol):
 
     @property
     def ending(self) -> bool:
-        """Whether a signal has ended the job, so that waiting is of no use."""
+        """Whether a signal has ended the job, or takes this host away: waiting is of no use."""
 
     def pass_on(self, number: int) -> None:
         """Has every process get a signal that came to another host."""
@@ -84,8 +84,15 @@ class Crew(Protocol):
     def grows(self) -> bool:
         """Whether the next start would have more processes than the last one."""
 
-    def close(self, code: int) -> None:
-        """Lets other hosts go: the job has ended with an exit code."""
+    def leave(self) -> str | None:
+        """Lets the job go on without this host, from the next start on; called once.
+
+        Returns:
+            Why it cannot; None: it can, and `close` comes next, when the processes have ended.
+        """
+
+    def close(self, code: int, goes_on: bool = False) -> None:
+        """Lets other hosts go: the job has ended with an exit code, or goes on without this one."""
 
 
 @dataclass
@@ -121,7 +128,10 @@ class OneHost:
     def grows(self) -> bool:
         return False
 
-    def close(self, code: int) -> None:
+    def leave(self) -> str:
+        return ""  # which needs no words: no other host is part of it
+
+    def close(self, code: int, goes_on: bool = False) -> None:
         """There are no other hosts."""
 
 

@@ -20,6 +20,7 @@ Guarantees:
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import threading
 import time
@@ -197,6 +198,7 @@ class Hosts:
         self._workdir = workdir
         self._starts = starts
         self._superseded = False
+        self._leaves = False  # this host leaves the job, which goes on
         self._meeting = ""
         self._job: Job | None = None
         self._members: list[_Member] = []
@@ -273,7 +275,8 @@ class Hosts:
         def order(member: _Member) -> tuple[int, bool, int]:
             return before.get(member.own_id, len(before)), member.spare, member.numbers[0]
 
-        places: list[tuple[_Member | None, int]] = [(None, n) for n in self._numbers]
+        here = () if self._leaves else self._numbers
+        places: list[tuple[_Member | None, int]] = [(None, n) for n in here]
         for member in sorted(members, key=order):
             places += [(member, n) for n in member.numbers]
         return places
@@ -361,10 +364,42 @@ class Hosts:
         if gone:  # it left after the others were counted
             process.note_end(FAILED, [], lost=True)
 
-    def close(self, code: int) -> None:
+    def leave(self) -> str | None:
+        with self._changed:
+            self._leaves = True
+            left = len(self._places())
+            self._leaves = self._has_begun and left >= min(self._counts)
+        return None if self._leaves else self._needed(left)
+
+    @property
+    def _has_begun(self) -> bool:
+        return bool(self._last_places) or self._starts > 1
+
+    def _needed(self, left: int) -> str:
+        """Returns why the job cannot go on with so many places."""
+        if not self._has_begun:
+            return "it has not begun, and is not begun without the first host"
+        least = min(self._counts)
+        needs = f"needs {least}" if self._terms.elastic else "has no --elastic_axis to go on with"
+        return (
+            f"the other hosts have places for {left} of its {self._terms.total} processes, and it "
+            f"{needs}. Hosts with --spare would take its place"
+        )
+
+    def close(self, code: int, goes_on: bool = False) -> None:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        if goes_on:
+            with self._changed:
+                self._dismiss_leaving()
+                self._tell_hosts()
+                members, self._members = self._members, []  # none of them is lost from now on
+            for member in members:
+                member.line.send(leaves=True)
+            for member in members:
+                member.line.close()
+            return
         if code == DONE and self._copies is not None:  # none is of use
             shutil.rmtree(self._copies, ignore_errors=True)
         if not self._superseded and leader(self._workdir)[0] in ("", self._token):
@@ -455,6 +490,10 @@ class Hosts:
             if may_go and not member.running:
                 self._dismiss_leaving()
         if not may_go:
+            if not self._job.ending:
+                left = len(self._places()) - len(member.numbers)
+                name = signal.Signals(number).name
+                self._report(f"{name} to {member.host} ends the job: {self._needed(left)}")
             self._job.pass_on(number)
         elif member.running:
             self._job.renew()

@@ -43,12 +43,14 @@ class Succession:
         starts: how many starts the job has had.
         lost: when the one before was lost, in seconds since 1970.
         others: the hosts that stood by then, and so will come.
+        left: whether the one before has left the job, whose state is saved.
     """
 
     coordinator: str | None = None
     starts: int = 0
     lost: float = 0.0
     others: tuple[Listed, ...] = ()
+    left: bool = False
 
 
 @dataclass(frozen=True)

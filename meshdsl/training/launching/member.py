@@ -88,6 +88,8 @@ class Member:
     _starts: int = 0  # how many starts the job has had, as far as this one knows
     _port: int = 0
     _answered: bool = False
+    _left: bool = False  # whether the first supervisor has left the job, which goes on
+    _said: str = ""  # what the workdir said of who leads when it was read last
     _first: str = ""  # where the one that it is or was connected to is
     # Until when places are passed over where something takes connections, and does not answer.
     _silent: dict[str, float] = field(default_factory=dict)
@@ -111,7 +113,8 @@ class Member:
                     return self._over(connection)
                 if isinstance(connection, str):
                     others = [one for one in self._alive if one.own_id != self._id]
-                    return Succession(connection or None, self._starts, lost, tuple(others))
+                    where = connection or None
+                    return Succession(where, self._starts, lost, tuple(others), self._left)
                 if connection is None:
                     return self._given_up(patience)
                 self._line = Line(connection, self.terms.silence)
@@ -126,8 +129,11 @@ class Member:
                 if welcome:
                     patience, since, lost = self.patience[1], time.monotonic(), time.time()
                     self.report(
-                        f"the connection to the first supervisor, at {self._first}, is broken: the "
-                        "processes of this host are stopped, until it or another one is there"
+                        f"the first supervisor, at {self._first}, leaves the job: another one leads"
+                        if self._left
+                        else f"the connection to the first supervisor, at {self._first}, is "
+                        "broken: the processes of this host are stopped, until it or another one "
+                        "is there"
                     )
                 elif not self._answered:  # it stands still, or is something else
                     self._silent[self._first] = time.monotonic() + _PASSED_OVER
@@ -157,6 +163,9 @@ class Member:
         while self._signal is None and (now := time.monotonic()) < since + patience:
             if self.joined and (code := ended(self.workdir)) is not None:
                 return code
+            if self._left and self._hosts and self._hosts[0].own_id == self._id:
+                self._alive = self._hosts  # all were connected to it
+                return self._own_address()
             reason, standing_by = "it is not there", set()
             for first in self._candidates():
                 try:
@@ -181,7 +190,10 @@ class Member:
 
     def _candidates(self) -> Iterator[str]:
         """Yields where the first supervisor may be."""
-        _, other = leader(self.workdir)
+        said, other = leader(self.workdir)
+        if said != self._said:  # what stood by there may lead now
+            self._said = said
+            self._silent.clear()
         hosts = (one for one in self._hosts if one.own_id != self._id)
         known = [written(*address) for one in hosts for address in one.addresses()]
         places = [self.terms.coordinator, other or self.terms.coordinator, *known]
@@ -197,11 +209,10 @@ class Member:
             standing_by: where others stand by.
             seconds: how long the first one has been away.
         """
-        at = next((n for n, one in enumerate(self._hosts) if one.own_id == self._id), None)
-        if at is None:
+        if not any(one.own_id == self._id for one in self._hosts):
             return None
         counts = [self.terms.total]
-        if self.terms.elastic is not None and seconds >= self.shrink_after:
+        if self.terms.elastic is not None and (self._left or seconds >= self.shrink_after):
             counts = self.terms.elastic.counts()
         self._alive = alive = [
             one
@@ -212,8 +223,13 @@ class Member:
             return None
         if seconds < _AWAY:
             return None
+        return self._own_address()
+
+    def _own_address(self) -> str:
+        """Returns where the others best reach this supervisor."""
+        (here,) = (one for one in self._hosts if one.own_id == self._id)
         others = [one for one in self._hosts if one.own_id != self._id]
-        return written(own_name(self._hosts[at].names, others), self._port)
+        return written(own_name(here.names, others), self._port)
 
     def _serve(self, line: Line, until: float) -> tuple[bool, int | None]:
         """Does what is said, until the connection breaks.
@@ -250,12 +266,15 @@ class Member:
                 return welcome, self._over(int(message["over"]))
             elif "welcome" in message:
                 welcome = self.joined = True
+                self._left = False
                 line.wait(self.terms.silence)
                 if self._signal is not None:  # it came while this one was not connected
                     line.send(signalled=self._signal)
             elif "hosts" in message:
                 self._hosts = [Listed.read(one) for one in message["hosts"]]
                 self._starts = message["starts"]
+            elif "leaves" in message:
+                self._left = True
             elif "start" in message:
                 self._start(line, message)
             elif message.get("of") == self._start_number:

@@ -83,8 +83,9 @@ class HostSupervisor:
         terms = self.terms
         if succession.coordinator is not None:
             terms = replace(terms, coordinator=succession.coordinator, moved=True)
+            gone = "has left the job" if succession.left else "is lost"
             self.report(
-                f"the first supervisor is lost: the one of this host, at {terms.coordinator}, "
+                f"the first supervisor {gone}: the one of this host, at {terms.coordinator}, "
                 "leads the job from now on"
             )
         crew = Hosts(
@@ -101,7 +102,7 @@ class HostSupervisor:
             {one.own_id: one.host for one in succession.others},
         )
         launch = Launch(crew, self.workdir, *self.restarts, self.report, self.copies)
-        if succession.starts:
+        if succession.starts and not succession.left:
             reached = newest(self.workdir, self.copies)
             Events(self.workdir / NAME).write(
                 "failed",

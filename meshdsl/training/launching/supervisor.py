@@ -8,7 +8,7 @@ Guarantees:
     A process that fails is named once, with its signal or exit code and its last lines.
     What would end alike is not started again: see `FINAL` of `exit_codes`.
     SIGTERM, SIGINT and a notice, SIGUSR1, reach every process, so that the run saves its state and
-    ends.
+    ends. Where other hosts can go on, only this one leaves the job, and another one leads it.
     No process outlives its supervisor.
 """
 
@@ -78,7 +78,10 @@ class Supervisor:
     processes: Sequence[Process] = ()
     start: int = 0
     _signal: int | None = None  # the signal that ends the job
+    _leaving: int | None = None  # the signal that ends this host's part of it
+    _needed: str = ""  # why the job ends with this host
     _renewing: bool = False
+    _left: bool = False
     _last_signal: int | None = None  # the last signal that was passed on
     _wakes: threading.Event = field(default_factory=threading.Event)
     _restarts: deque[float] = field(default_factory=deque)
@@ -96,10 +99,12 @@ class Supervisor:
         """
         code = FAILED
         try:
-            with handled(self.pass_on, self._kill):
+            with handled(self._come, self._kill):
                 code = self._run()
+            if self._needed:
+                self.launch.report(self._needed)
         finally:
-            self.launch.crew.close(code)
+            self.launch.crew.close(code, self._left)
         return code
 
     def _run(self) -> int:
@@ -117,6 +122,8 @@ class Supervisor:
                 return FAILED
             if self._signal is not None:
                 return self._exit_code(-self._signal)
+            if self._leaving is not None:
+                return self._leave()
             reached = newest(self.launch.workdir, self.launch.host_copies)
             first = self._started(processes, events, reached, down_since)
             since = time.time()
@@ -125,6 +132,8 @@ class Supervisor:
             if self._renewing and first.code in _SAVED and self._signal is None:
                 events.write("renewed", start=self.start)
                 down_since = None
+                if self._leaving is not None:
+                    return self._leave()
                 continue
             if self._is_final(first.code):
                 events.write("ended", start=self.start, code=first.code)
@@ -134,11 +143,37 @@ class Supervisor:
             again = self._failed(first, since, events, reached)
             if not again or self._signal is not None:
                 return self._exit_code(first.code)
+            if self._leaving is not None:
+                return self._leave()
 
     @property
     def ending(self) -> bool:
-        """Whether a signal has ended the job."""
-        return self._signal is not None
+        """Whether a signal has ended the job, or this host's part of it."""
+        return self._signal is not None or self._leaving is not None
+
+    def _come(self, number: int) -> None:
+        """Takes a signal to this host: the job goes on without it, or ends."""
+        if self._leaving is not None:  # a notice before was the first one
+            return
+        needed = None if self._signal is not None else self.launch.crew.leave()
+        if self._signal is None and needed is None and NOTICE is not None:
+            self._leaving = number
+            self._wakes.set()
+            self.renew()
+            return
+        if needed:
+            self._needed = f"{signal.Signals(number).name} has ended the job: {needed}"
+        self.pass_on(number)
+
+    def _leave(self) -> int:
+        """Returns the exit code of this host's part of the job, which goes on without it."""
+        assert self._leaving is not None
+        self._left = True
+        self.launch.report(
+            f"{signal.Signals(self._leaving).name} takes this host away: the others go on, and one "
+            "of them leads the job"
+        )
+        return UNFINISHED if self._leaving == NOTICE else 128 + self._leaving
 
     def pass_on(self, number: int) -> None:
         """Passes a signal on to every process, so that the job ends.
@@ -148,7 +183,8 @@ class Supervisor:
         if self._last_signal in (None, NOTICE) and number != self._last_signal:
             self._signal, self._last_signal = self._signal or number, number
             self._wakes.set()
-            for process in self.processes:
+            again = self._renewing and number == NOTICE  # they save already
+            for process in () if again else self.processes:
                 process.send(number)
 
     def renew(self) -> None:
@@ -310,7 +346,7 @@ class Supervisor:
 
     def _exit_code(self, code: int) -> int:
         """Returns an exit code as shells count it: 128 and the number of a signal."""
-        if code >= 0:
+        if code >= 0 and (self._signal is None or code not in _SAVED):
             return code
         if self._signal == NOTICE:
             return UNFINISHED

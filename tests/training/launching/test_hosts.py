@@ -204,6 +204,7 @@ def test_a_signal_to_any_host_reaches_all_processes_once(signalled, job, tmp_pat
     both[1 - signalled].terminate()  # schedulers send it to every host
     assert [one.wait(90) for one in both] == [143, 143]
     assert [(tmp_path / f"got.{n}").read_text() for n in range(3)] == ["x"] * 3
+    assert "its 3 processes, and it has no --elastic_axis" in both[0].stderr.read()
 
 
 @pytest.mark.parametrize(
@@ -351,6 +352,35 @@ def test_a_host_that_is_taken_away_leaves_the_others_a_saved_state(job, tmp_path
     (tmp_path / "end").touch()
     assert (first.wait(90), second.wait(90)) == (0, 0)
     assert "failure" not in first.stderr.read()
+
+
+def test_the_host_that_leads_leaves_as_any_other_when_it_is_taken_away(job, tmp_path):
+    """Its state is saved, and another one leads at once: nothing has failed."""
+    given = {"program": "import json\n" + BY + ELASTIC, "elastic": True, "shrink_after": 300.0}
+    first, second, third = (job(n, **given) for n in range(3))
+    wait_for(lambda: all((tmp_path / f"ready.1.{n}").exists() for n in range(3)))
+    first.terminate()
+    assert first.wait(90) == 143
+    assert "SIGTERM takes this host away: the others go on, and one of" in first.stderr.read()
+    assert ppids(tmp_path, 2, 2) == [second.pid, third.pid]
+    assert flags(tmp_path, 2, 0)[3] == "--mesh_shape=data:4"
+    (tmp_path / "end").touch()
+    assert [one.wait(90) for one in (second, third)] == [0, 0]
+    events = [json.loads(line) for line in (tmp_path / NAME).read_text().splitlines()]
+    kinds = [one["event"] for one in events if one["event"] != "stepped"]
+    assert kinds == ["started", "renewed", "started", "ended"]
+    assert "the first supervisor has left the job: the one of" in second.stderr.read()
+
+
+def test_a_signal_to_all_hosts_ends_a_job_that_could_lose_any_of_them(job, tmp_path):
+    given = {"program": "import json\n" + BY + ELASTIC, "elastic": True}
+    three = [job(n, **given) for n in range(3)]
+    wait_for(lambda: all((tmp_path / f"ready.1.{n}").exists() for n in range(3)))
+    for one in three:
+        one.terminate()
+    assert [one.wait(90) for one in three] == [143] * 3
+    kinds = [json.loads(line)["event"] for line in (tmp_path / NAME).read_text().splitlines()]
+    assert "failed" not in kinds
 
 
 def ppids(folder, start, count):

@@ -69,3 +69,33 @@ def test_one_that_leads_anew_does_not_wait_for_those_that_are_gone(leader):
     crew, said, _ = leader(starts=1, shrink_after=10.0, awaited={"host2": "host2"})
     came(crew, 2)
     assert (crew._count(), said) == (2, [])
+
+
+def took(crew, *numbers):
+    """Lets hosts come to a first supervisor, and begins a start."""
+    for number in numbers:
+        came(crew, number)
+    return crew.assemble(SimpleNamespace(ending=False))
+
+
+def test_a_first_supervisor_leaves_if_the_others_can_go_on(leader):
+    crew, _, now = leader(shrink_after=10.0)
+    now[0] += 11  # fewer may begin
+    assert "it has not begun" in crew.leave()
+    assert len(took(crew, 1, 2)) == 3
+    assert crew.leave() is None
+    one, other = crew._members
+    assert crew._can_lose(one)
+    one.leaving = 15
+    assert not crew._can_lose(other)  # who would be left?
+
+
+def test_a_first_supervisor_that_the_job_needs_is_told_why(leader):
+    crew, _, now = leader(shrink_after=10.0)
+    crew._counts = [3, 2]
+    now[0] += 11
+    took(crew, 1)
+    assert crew.leave().startswith(
+        "the other hosts have places for 1 of its 3 processes, and it ne"
+    )
+    assert len(crew._places()) == 2  # this one stays
