@@ -17,7 +17,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.training.checkpointing.workdir import locked
 from meshdsl.training.launching.crew import Crew, OneHost
 from meshdsl.training.launching.elastic import Elastic
-from meshdsl.training.launching.hosts import Terms
+from meshdsl.training.launching.hosts import Host, Terms
 from meshdsl.training.launching.succession import HostSupervisor
 from meshdsl.training.launching.supervisor import Launch, Supervisor
 from meshdsl.training.processes.code_version import code_version
@@ -78,7 +78,7 @@ def main(values: flags.FlagValues, problems: Problems, words: Sequence[str] = ()
                 trains.pause_timeout,
                 None if values.elastic_axis is None else _elastic(values.elastic_axis, words),
             )
-            return HostSupervisor(
+            host = Host(
                 terms,
                 numbers,
                 command,
@@ -86,11 +86,11 @@ def main(values: flags.FlagValues, problems: Problems, words: Sequence[str] = ()
                 workdir,
                 (trains.join_timeout, values.restart_window),
                 _report,
-                times,
                 values.shrink_after,
                 copies,
                 values.spare,
-            ).run()
+            )
+            return HostSupervisor(host, times).run()
         return Supervisor(Launch(crew, workdir, *times, _report, copies)).run()
 
 

@@ -74,6 +74,33 @@ class Terms:
         return f"{self.coordinator.rpartition(':')[0]}:{free_port() if self.moved else port + 1}"
 
 
+@dataclass(frozen=True)
+class Host:
+    """What a supervisor knows of its host and of the job, whether it leads or not.
+
+    Attributes:
+        numbers: the numbers of the processes on this host.
+        command: returns the command line of a process, given the flags that are its own.
+        environment: the variables of the processes.
+        patience: seconds for which it waits for other hosts, at first and after a loss.
+        report: takes each line that it writes.
+        shrink_after: seconds after which fewer processes, or spare hosts, go on.
+        copies: this host's folder of copies in memory.
+        spare: whether this host waits until another one is lost.
+    """
+
+    terms: Terms
+    numbers: range
+    command: Command
+    environment: Mapping[str, str]
+    workdir: Path
+    patience: tuple[float, float]
+    report: Callable[[str], None]
+    shrink_after: float = 0.0
+    copies: Path | None = None
+    spare: bool = False
+
+
 @dataclass(eq=False)
 class RemoteProcess:
     """A process on another host.
@@ -152,13 +179,6 @@ class Hosts:
     """The crew of a job on several hosts, in the first supervisor.
 
     Args:
-        numbers: the numbers of the processes on this host.
-        command: returns the command line of a process of this host, given its own flags.
-        environment: the variables of the processes of this host.
-        patience: seconds for which it waits for hosts, before the first start and between two.
-        shrink_after: seconds after which fewer processes, or spare hosts, go on.
-        copies: this host's folder of copies in memory.
-        report: takes the lines that say who is missing.
         starts: how many starts the job has had under another first supervisor.
         awaited: hosts that live, and will come from that one: their names by `own_id`.
 
@@ -167,35 +187,17 @@ class Hosts:
     """
 
     def __init__(
-        self,
-        terms: Terms,
-        numbers: range,
-        command: Command,
-        environment: Mapping[str, str],
-        workdir: Path,
-        patience: tuple[float, float],
-        report: Callable[[str], None],
-        shrink_after: float = 0.0,
-        copies: Path | None = None,
-        starts: int = 0,
-        awaited: Mapping[str, str] | None = None,
+        self, host: Host, starts: int = 0, awaited: Mapping[str, str] | None = None
     ) -> None:
-        self._shrink_after = shrink_after
-        self._copies = copies
+        self._host, self._terms, self._workdir = host, host.terms, host.workdir
+        self._report, terms = host.report, host.terms
         self._lost_at = time.monotonic()  # when a host was lost last, or the job began
         self._awaited = {**(awaited or {})}  # those that have not come yet
         self._awaited_until = self._lost_at + _GATHERING
         if starts:  # it has waited for the one before
-            self._lost_at -= shrink_after
+            self._lost_at -= host.shrink_after
         self._last_places: list[tuple[str, int]] = []  # the places of the last start
         self._counts = [terms.total] if terms.elastic is None else terms.elastic.counts()
-        self._terms = terms
-        self._numbers = numbers
-        self._command = command
-        self._environment = environment
-        self._patience = patience
-        self._report = report
-        self._workdir = workdir
         self._starts = starts
         self._superseded = False
         self._leaves = False  # this host leaves the job, which goes on
@@ -205,17 +207,19 @@ class Hosts:
         self._changed = threading.Condition()
         self._listener = listening(address_of(terms.coordinator)[1], "supervisor of process 0")
         try:
-            workdir.mkdir(parents=True, exist_ok=True)
-            self._token = lead(workdir, terms.coordinator)
+            self._workdir.mkdir(parents=True, exist_ok=True)
+            self._token = lead(self._workdir, terms.coordinator)
         except OSError as error:
             self._listener.close()
-            raise ValueError(f"cannot write to workdir {workdir}: {error.strerror}") from error
+            raise ValueError(
+                f"cannot write to workdir {self._workdir}: {error.strerror}"
+            ) from error
         threading.Thread(target=self._accept, daemon=True).start()
 
     def assemble(self, job: Job) -> list[Child | RemoteProcess]:
         self._job, self._starts = job, self._starts + 1
         began = time.monotonic()
-        patience = self._patience[self._starts > 1]
+        patience = self._host.patience[self._starts > 1]
         report_at = began + _REPORT_AFTER
         with self._changed:
             for member in self._members:
@@ -254,7 +258,7 @@ class Hosts:
             )
             self._awaited = {}
         there = len(self._places())
-        after = time.monotonic() - self._lost_at >= self._shrink_after
+        after = time.monotonic() - self._lost_at >= self._host.shrink_after
         if there >= self._terms.total and (after or self._starts > 1 or not self._missing()):
             return self._terms.total
         return self._most() if after and self._terms.elastic else 0
@@ -275,7 +279,7 @@ class Hosts:
         def order(member: _Member) -> tuple[int, bool, int]:
             return before.get(member.own_id, len(before)), member.spare, member.numbers[0]
 
-        here = () if self._leaves else self._numbers
+        here = () if self._leaves else self._host.numbers
         places: list[tuple[_Member | None, int]] = [(None, n) for n in here]
         for member in sorted(members, key=order):
             places += [(member, n) for n in member.numbers]
@@ -349,7 +353,7 @@ class Hosts:
             flags += self._terms.elastic.flags(count)
             variables = {**variables, **self._terms.elastic.variables}
         if isinstance(process, Child):
-            process.start(self._command(flags), ended, {**self._environment, **variables})
+            process.start(self._host.command(flags), ended, {**self._host.environment, **variables})
             return
         with self._changed:
             process.ended, process.began = ended, time.monotonic()
@@ -400,8 +404,8 @@ class Hosts:
             for member in members:
                 member.line.close()
             return
-        if code == DONE and self._copies is not None:  # none is of use
-            shutil.rmtree(self._copies, ignore_errors=True)
+        if code == DONE and self._host.copies is not None:  # none is of use
+            shutil.rmtree(self._host.copies, ignore_errors=True)
         if not self._superseded and leader(self._workdir)[0] in ("", self._token):
             with suppress(OSError):
                 end(self._workdir, code)
@@ -422,7 +426,7 @@ class Hosts:
 
     def _missing(self) -> list[int]:
         numbered = [member for member in self._members if not (member.spare or member.leaving)]
-        there = {*self._numbers, *(n for member in numbered for n in member.numbers)}
+        there = {*self._host.numbers, *(n for member in numbered for n in member.numbers)}
         return sorted({*range(self._terms.total)} - there)
 
     def _accept(self) -> None:
@@ -538,7 +542,7 @@ class Hosts:
                 if old.own_id == new.own_id or (silent and {*old.numbers} & {*new.numbers}):
                     self._members.remove(old)  # it comes again, and its old connection is dead
                     old.line.close()
-            owners = {n: "the first host" for n in self._numbers}
+            owners = {n: "the first host" for n in self._host.numbers}
             for member in self._members:
                 owners |= {} if member.spare else {n: member.host for n in member.numbers}
             twice = [] if new.spare else [n for n in new.numbers if n in owners]

@@ -16,15 +16,13 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from meshdsl.training.exit_codes import DONE, FAILED, NOTICE, UNFINISHED
 from meshdsl.training.launching.children import Child
-from meshdsl.training.launching.crew import Command
-from meshdsl.training.launching.hosts import Terms
+from meshdsl.training.launching.hosts import Host
 from meshdsl.training.launching.leading import (
     Listed,
     Standby,
@@ -53,30 +51,13 @@ class Member:
     """Runs a host's processes until the job is over: `Member(...).run()` returns the exit code.
 
     Attributes:
-        numbers: the numbers of the processes on this host.
-        command: returns the command line of a process, given the flags that are its own.
-        environment: the variables of the processes.
-        patience: seconds for which it looks for the first supervisor, at first and after a loss.
-        report: takes each line that it writes.
-        copies: this host's folder of copies in memory.
-        spare: whether this host waits until another one is lost.
         leads: whether it leads if no other supervisor does: the first host's, at the beginning.
         joined: whether it has been part of the job, whose end the workdir then tells.
-        shrink_after: seconds after which others go on without the first supervisor.
     """
 
-    terms: Terms
-    numbers: range
-    command: Command
-    environment: Mapping[str, str]
-    workdir: Path
-    patience: tuple[float, float]
-    report: Callable[[str], None]
-    copies: Path | None = None
-    spare: bool = False
+    host: Host
     leads: bool = False
     joined: bool = False
-    shrink_after: float = 0.0
     children: dict[int, Child] = field(default_factory=dict)
     _line: Line | None = None
     _start_number: int = 0
@@ -104,7 +85,7 @@ class Member:
         Raises:
             ValueError: the first supervisor did not come, or refuses this one.
         """
-        patience, since, lost = self.patience[0], time.monotonic(), 0.0
+        patience, since, lost = self.host.patience[0], time.monotonic(), 0.0
         with handled(self._pass_on, self._kill), Standby() as standby:
             self._port = standby.port
             while True:
@@ -117,7 +98,7 @@ class Member:
                     return Succession(where, self._starts, lost, tuple(others), self._left)
                 if connection is None:
                     return self._given_up(patience)
-                self._line = Line(connection, self.terms.silence)
+                self._line = Line(connection, self.host.terms.silence)
                 try:
                     welcome, code = self._serve(self._line, since + patience)
                 finally:
@@ -127,8 +108,8 @@ class Member:
                 if code is not None:
                     return code
                 if welcome:
-                    patience, since, lost = self.patience[1], time.monotonic(), time.time()
-                    self.report(
+                    patience, since, lost = self.host.patience[1], time.monotonic(), time.time()
+                    self.host.report(
                         f"the first supervisor, at {self._first}, leaves the job: another one leads"
                         if self._left
                         else f"the connection to the first supervisor, at {self._first}, is "
@@ -141,14 +122,14 @@ class Member:
 
     def _over(self, code: int) -> int:
         """Returns the exit code of the job, which is over."""
-        if code == DONE and self.copies is not None:  # none is of use
-            shutil.rmtree(self.copies, ignore_errors=True)
+        if code == DONE and self.host.copies is not None:  # none is of use
+            shutil.rmtree(self.host.copies, ignore_errors=True)
         return code
 
     def _given_up(self, patience: float) -> int:
         if self._signal is None:
             raise ValueError(
-                f"the first supervisor, at {self.terms.coordinator}, was not there for "
+                f"the first supervisor, at {self.host.terms.coordinator}, was not there for "
                 f"{patience:g} s. Start it, or see why it ended"
             )
         return UNFINISHED if self._signal == NOTICE else 128 + self._signal
@@ -161,7 +142,7 @@ class Member:
         """
         report_at = time.monotonic() + _REPORT_AFTER
         while self._signal is None and (now := time.monotonic()) < since + patience:
-            if self.joined and (code := ended(self.workdir)) is not None:
+            if self.joined and (code := ended(self.host.workdir)) is not None:
                 return code
             if self._left and self._hosts and self._hosts[0].own_id == self._id:
                 self._alive = self._hosts  # all were connected to it
@@ -181,8 +162,8 @@ class Member:
             if own is not None and self._signal is None:  # it may have come while others were asked
                 return own
             if now >= report_at:
-                self.report(
-                    f"waiting for the first supervisor at {self.terms.coordinator}: {reason}"
+                self.host.report(
+                    f"waiting for the first supervisor at {self.host.terms.coordinator}: {reason}"
                 )
                 report_at = now + _REPORT_EVERY
             time.sleep(_RETRY)
@@ -190,16 +171,16 @@ class Member:
 
     def _candidates(self) -> Iterator[str]:
         """Yields where the first supervisor may be."""
-        said, other = leader(self.workdir)
+        said, other = leader(self.host.workdir)
         if said != self._said:  # what stood by there may lead now
             self._said = said
             self._silent.clear()
         hosts = (one for one in self._hosts if one.own_id != self._id)
         known = [written(*address) for one in hosts for address in one.addresses()]
-        places = [self.terms.coordinator, other or self.terms.coordinator, *known]
+        places = [self.host.terms.coordinator, other or self.host.terms.coordinator, *known]
         now = time.monotonic()
         passed = {place for place, until in self._silent.items() if self.leads or now < until}
-        passed |= {self.terms.coordinator} if self.leads else set()
+        passed |= {self.host.terms.coordinator} if self.leads else set()
         yield from dict.fromkeys(place for place in places if place not in passed)
 
     def _leads_now(self, standing_by: set[str], seconds: float) -> str | None:
@@ -211,9 +192,11 @@ class Member:
         """
         if not any(one.own_id == self._id for one in self._hosts):
             return None
-        counts = [self.terms.total]
-        if self.terms.elastic is not None and (self._left or seconds >= self.shrink_after):
-            counts = self.terms.elastic.counts()
+        counts = [self.host.terms.total]
+        if self.host.terms.elastic is not None and (
+            self._left or seconds >= self.host.shrink_after
+        ):
+            counts = self.host.terms.elastic.counts()
         self._alive = alive = [
             one
             for one in self._hosts
@@ -242,14 +225,14 @@ class Member:
         """
         line.send(
             id=self._id,
-            first=self.numbers[0],
-            processes=len(self.numbers),
-            total=self.terms.total,
+            first=self.host.numbers[0],
+            processes=len(self.host.numbers),
+            total=self.host.terms.total,
             names=names_here(),
             port=self._port,
-            elastic=None if self.terms.elastic is None else self.terms.elastic.axis,
-            spare=self.spare,
-            code=self.terms.code,
+            elastic=None if self.host.terms.elastic is None else self.host.terms.elastic.axis,
+            spare=self.host.spare,
+            code=self.host.terms.code,
             host=socket.gethostname(),
             token=self._token(),
         )
@@ -267,7 +250,7 @@ class Member:
             elif "welcome" in message:
                 welcome = self.joined = True
                 self._left = False
-                line.wait(self.terms.silence)
+                line.wait(self.host.terms.silence)
                 if self._signal is not None:  # it came while this one was not connected
                     line.send(signalled=self._signal)
             elif "hosts" in message:
@@ -298,8 +281,8 @@ class Member:
             line.send(ended=child.number, of=of, code=child.code, lines=child.lines())
 
         try:
-            environment = {**self.environment, **message["variables"]}
-            child.start(self.command(message["flags"]), ended, environment)
+            environment = {**self.host.environment, **message["variables"]}
+            child.start(self.host.command(message["flags"]), ended, environment)
         except OSError as error:
             lines = [f"it cannot be started on this host: {error.strerror}"]
             line.send(ended=number, of=of, code=FAILED, lines=lines)
@@ -307,11 +290,11 @@ class Member:
     def _report_once(self, text: str) -> None:
         if text not in self._reported:
             self._reported.add(text)
-            self.report(text)
+            self.host.report(text)
 
     def _token(self) -> str:
         """Returns what the first supervisor has written into the workdir."""
-        return leader(self.workdir)[0]
+        return leader(self.host.workdir)[0]
 
     def _pass_on(self, number: int) -> None:
         self._signal = self._signal or number

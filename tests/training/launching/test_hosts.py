@@ -24,7 +24,7 @@ import json, os, sys
 from pathlib import Path
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.training.launching.elastic import Elastic
-from meshdsl.training.launching.hosts import Terms
+from meshdsl.training.launching.hosts import Host, Terms
 from meshdsl.training.launching.succession import HostSupervisor
 
 given = json.loads(sys.argv[1])
@@ -50,7 +50,7 @@ copies = folder / f"copies.{given['first']}"
 rest = command, os.environ, Path(given["workdir"]), (given["patience"], 60.0), say
 try:
     last = given["shrink_after"], copies, given["spare"]
-    code = HostSupervisor(terms, numbers, *rest, (5, 60.0), *last).run()
+    code = HostSupervisor(Host(terms, numbers, *rest, *last), (5, 60.0)).run()
 except ValueError as error:
     say(error)
     code = 2
@@ -509,8 +509,8 @@ def test_a_line_ends_when_nothing_is_heard_for_too_long():
 
 def test_a_signal_that_comes_while_others_are_asked_is_not_lost(monkeypatch, tmp_path):
     terms = hosts.Terms("localhost:1", 2, "one", 30.0)
-    one = member.Member(terms, range(1, 2), None, {}, tmp_path, (60.0, 60.0), str)
-    one.leads = True
+    host = hosts.Host(terms, range(1, 2), None, {}, tmp_path, (60.0, 60.0), str)
+    one = member.Member(host, leads=True)
 
     def asked(address):
         one._signal = signal.SIGTERM
@@ -526,7 +526,7 @@ def test_a_host_that_was_cut_off_when_the_job_ended_ends_too(tmp_path):
     assert leading.leader(tmp_path)[1] is None
     terms = hosts.Terms(f"localhost:{free_port()}", 2, "one", 30.0)
     rest = range(1, 2), None, {}, tmp_path, (60.0, 60.0), str
-    assert member.Member(terms, *rest, joined=True).run() == 65
+    assert member.Member(hosts.Host(terms, *rest), joined=True).run() == 65
     # The next job in the workdir begins as if nothing had ended there.
     leading.lead(tmp_path, "localhost:1")
     assert leading.ended(tmp_path) is None

@@ -21,7 +21,7 @@ def leader(tmp_path, monkeypatch):
     monkeypatch.setattr(hosts, "time", SimpleNamespace(monotonic=lambda: now[0]))
     now, made = [1000.0], []
 
-    def make(**given):
+    def make(shrink_after, **given):
         terms = hosts.Terms(
             f"localhost:{free_port()}",
             3,
@@ -31,7 +31,7 @@ def leader(tmp_path, monkeypatch):
         )
         said = []
         rest = range(1), None, {}, tmp_path, (60.0, 60.0), said.append
-        made.append(hosts.Hosts(terms, *rest, **given))
+        made.append(hosts.Hosts(hosts.Host(terms, *rest, shrink_after), **given))
         return made[-1], said, now
 
     yield make
