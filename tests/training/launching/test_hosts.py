@@ -20,7 +20,7 @@ from meshdsl.training.launching.events import NAME
 from meshdsl.training.launching.lines import Line
 
 SUPERVISOR = """
-import json, os, sys
+import json, os, sys, time
 from pathlib import Path
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.training.launching.elastic import Elastic
@@ -29,6 +29,9 @@ from meshdsl.training.launching.succession import HostSupervisor
 
 given = json.loads(sys.argv[1])
 folder = Path(given["folder"])
+(folder / f"here.{os.getpid()}").touch()
+while len([*folder.glob("here.*")]) < given["beside"]:
+    time.sleep(0.02)
 numbers = range(given["first"], given["first"] + given["processes"])
 
 def say(text):
@@ -79,6 +82,7 @@ def job(tmp_path):
         "elastic": False,
         "shrink_after": 1.0,
         "spare": False,
+        "beside": 0,  # how many begin together, however long each takes to import what it needs
     }
     started = []
 
@@ -286,7 +290,7 @@ def flags(folder, start, number):
 
 
 def test_fewer_hosts_go_on_and_more_when_one_comes_back(job, tmp_path):
-    given = {"program": "import json\n" + ELASTIC, "elastic": True}
+    given = {"program": "import json\n" + ELASTIC, "elastic": True, "beside": 3}
     for name in (0, 1):
         (tmp_path / f"copies.{name}").mkdir()
     first, second, third = (job(n, **given) for n in range(3))
@@ -343,7 +347,7 @@ def test_a_host_that_stays_keeps_its_number_where_a_spare_one_takes_another_plac
 
 
 def test_a_host_that_is_taken_away_leaves_the_others_a_saved_state(job, tmp_path):
-    given = {"program": "import json\n" + ELASTIC, "elastic": True}
+    given = {"program": "import json\n" + ELASTIC, "elastic": True, "beside": 3}
     first, second, third = (job(n, **given) for n in range(3))
     wait_for(lambda: all((tmp_path / f"ready.1.{n}").exists() for n in range(3)))
     third.terminate()
@@ -356,7 +360,12 @@ def test_a_host_that_is_taken_away_leaves_the_others_a_saved_state(job, tmp_path
 
 def test_the_host_that_leads_leaves_as_any_other_when_it_is_taken_away(job, tmp_path):
     """Its state is saved, and another one leads at once: nothing has failed."""
-    given = {"program": "import json\n" + BY + ELASTIC, "elastic": True, "shrink_after": 300.0}
+    given = {
+        "program": "import json\n" + BY + ELASTIC,
+        "elastic": True,
+        "beside": 3,
+        "shrink_after": 300.0,
+    }
     first, second, third = (job(n, **given) for n in range(3))
     wait_for(lambda: all((tmp_path / f"ready.1.{n}").exists() for n in range(3)))
     first.terminate()
@@ -373,7 +382,7 @@ def test_the_host_that_leads_leaves_as_any_other_when_it_is_taken_away(job, tmp_
 
 
 def test_a_signal_to_all_hosts_ends_a_job_that_could_lose_any_of_them(job, tmp_path):
-    given = {"program": "import json\n" + BY + ELASTIC, "elastic": True}
+    given = {"program": "import json\n" + BY + ELASTIC, "elastic": True, "beside": 3}
     three = [job(n, **given) for n in range(3)]
     wait_for(lambda: all((tmp_path / f"ready.1.{n}").exists() for n in range(3)))
     for one in three:
@@ -402,7 +411,7 @@ def kill_host(folder, supervisor, *processes):
 
 
 def test_the_job_goes_on_without_the_first_host_and_grows_again_with_it(job, tmp_path):
-    given = {"program": "import json\n" + BY + ELASTIC, "elastic": True}
+    given = {"program": "import json\n" + BY + ELASTIC, "elastic": True, "beside": 3}
     first, second, third = (job(n, **given) for n in range(3))
     wait_for(lambda: all((tmp_path / f"ready.1.{n}").exists() for n in range(3)))
     kill_host(tmp_path, first, process(tmp_path, 1, 0))
@@ -436,7 +445,12 @@ def test_a_spare_host_lets_the_job_go_on_without_the_first_one(job, tmp_path):
 
 
 def test_a_first_supervisor_that_was_cut_off_gives_way(job, tmp_path):
-    given = {"program": "import json\n" + BY + ELASTIC, "elastic": True, "silence": 3.0}
+    given = {
+        "program": "import json\n" + BY + ELASTIC,
+        "elastic": True,
+        "beside": 3,
+        "silence": 3.0,
+    }
     first, second, third = (job(n, **given) for n in range(3))
     wait_for(lambda: all((tmp_path / f"ready.1.{n}").exists() for n in range(3)))
     os.kill(first.pid, signal.SIGSTOP)
