@@ -40,6 +40,22 @@ def blocks_of(
     return blocks, {path: list(each) for path, each in shards_of.items()}
 
 
+def holders_of(arrays: Mapping[str, Any]) -> list[list[int]]:
+    """Returns sets of processes: those of each set have the same block of an array."""
+    found: set[tuple[int, ...]] = set()
+    for array in arrays.values():
+        if not isinstance(array, jax.Array):  # each process has all of it
+            found.add(tuple(range(jax.process_count())))
+            continue
+        holders: dict[Region, set[int]] = {}
+        places: Mapping[Any, Any] = array.sharding.devices_indices_map(array.shape)
+        for device, index in places.items():
+            region = _region(index or (), array.shape)
+            holders.setdefault(region, set()).add(device.process_index)
+        found |= {tuple(sorted(each)) for each in holders.values()}
+    return [[*each] for each in sorted(found)]
+
+
 def _on_host(data: Any) -> np.ndarray:
     """Returns data on the host, which later steps do not change.
 

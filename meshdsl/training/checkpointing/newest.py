@@ -19,6 +19,7 @@ BLOCKS = "state.safetensors"  # the arrays of one
 # folders on this host of all processes of that start.
 START = "start"
 BESIDE = "beside"
+NEEDS = "needs"  # sets of processes: of each, one has to be there for the state to be whole
 FIRST = (0, "")  # the start of a copy that does not name it
 
 
@@ -32,29 +33,6 @@ def newest_saved(workdir: str | os.PathLike[str]) -> tuple[int, float] | None:
     except OSError:  # there is none yet, or one was removed meanwhile
         return newest
     return newest
-
-
-def newest_copy(folder: str | os.PathLike[str]) -> tuple[int, float] | None:
-    """Returns the last step that all processes of this host have copies of, and when it was copied.
-
-    They are the processes of the start that copied it. The time is in seconds since 1970.
-    """
-    every = {path.name for path in _folders(folder)}
-    holders: dict[tuple[int, tuple[int, str]], set[str]] = {}
-    beside: dict[tuple[int, tuple[int, str]], set[str]] = {}
-    for name, step, about in copies_in(folder):
-        version = step, (*about.get(START, FIRST),)
-        holders.setdefault(version, set()).add(name)
-        beside[version] = {*about.get(BESIDE, every)}
-    complete = [version for version, names in holders.items() if names >= beside[version]]
-    if not complete:
-        return None
-    last = max(complete)
-    try:
-        files = [Path(folder) / name / str(last[0]) / ABOUT for name in holders[last]]
-        return last[0], max(file.stat().st_mtime for file in files)
-    except OSError:  # a process is about to replace it
-        return None
 
 
 def copies_in(folder: str | os.PathLike[str]) -> Iterator[tuple[str, int, dict[str, Any]]]:

@@ -84,6 +84,9 @@ class Crew(Protocol):
     def grows(self) -> bool:
         """Whether the next start would have more processes than the last one."""
 
+    def copies(self) -> list[list[dict[str, Any]]]:
+        """Returns what each of the other hosts says of its copies; see `copies.together`."""
+
     def leave(self) -> str | None:
         """Lets the job go on without this host, from the next start on; called once.
 
@@ -127,6 +130,9 @@ class OneHost:
 
     def grows(self) -> bool:
         return False
+
+    def copies(self) -> list[list[dict[str, Any]]]:
+        return []
 
     def leave(self) -> str:
         return ""  # which needs no words: no other host is part of it

@@ -14,12 +14,13 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshdsl.training.checkpointing.newest import newest_copy, newest_saved
+from meshdsl.training.checkpointing.copies.together import Together, newest_together
+from meshdsl.training.checkpointing.newest import newest_saved
 
 NAME = "launch.jsonl"
 
@@ -63,10 +64,14 @@ class Events:
             self._refused = True
 
 
-def newest(workdir: Path, host_copies: Path | None) -> tuple[int, float] | None:
-    """Returns the newest step that is saved or copied, and when, in seconds since 1970."""
-    copied = None if host_copies is None else newest_copy(host_copies)
-    found = [one for one in (newest_saved(workdir), copied) if one is not None]
+def newest(workdir: Path, copies: Sequence[Together]) -> tuple[int, float] | None:
+    """Returns the newest step that is saved or copied, and when, in seconds since 1970.
+
+    Args:
+        copies: what the hosts that are there hold of each step.
+    """
+    both = newest_saved(workdir), newest_together(copies)
+    found = [one for one in both if one is not None]
     return max(found, default=None)
 
 

@@ -160,6 +160,7 @@ class _Member:
     Attributes:
         names: names or addresses of its host.
         port: where it listens, to lead if the first supervisor is lost.
+        copies: what it says of its copies in memory.
         leaving: the signal by which its host is to end; 0: none.
         running: its processes in the start at hand, by their numbers.
     """
@@ -171,6 +172,7 @@ class _Member:
     spare: bool
     names: list[str]
     port: int
+    copies: list[dict[str, Any]]
     leaving: int = 0
     running: dict[int, RemoteProcess] = field(default_factory=dict)
 
@@ -368,6 +370,10 @@ class Hosts:
         if gone:  # it left after the others were counted
             process.note_end(FAILED, [], lost=True)
 
+    def copies(self) -> list[list[dict[str, Any]]]:
+        with self._changed:
+            return [member.copies for member in self._members if not member.leaving]
+
     def leave(self) -> str | None:
         with self._changed:
             self._leaves = True
@@ -453,6 +459,7 @@ class Hosts:
                 bool(hello["spare"]),
                 names_of(peer, [str(name) for name in hello["names"]]),
                 int(hello["port"]),
+                [*hello["copies"]],
             )
             lasting = refusal or self._misfit(hello, member)
             refusal = lasting or self._not_now(hello, member)
@@ -468,6 +475,7 @@ class Hosts:
             self._tell_hosts()
         for message in messages:
             if "ended" in message:
+                member.copies = message["copies"]
                 process = member.running.get(message["ended"])
                 if process is not None and process.start == message["of"]:
                     process.note_end(message["code"], message["lines"])

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from meshdsl.training.checkpointing.copies.together import said
 from meshdsl.training.exit_codes import DONE, FAILED, NOTICE, UNFINISHED
 from meshdsl.training.launching.children import Child
 from meshdsl.training.launching.hosts import Host
@@ -234,6 +235,7 @@ class Member:
             spare=self.host.spare,
             code=self.host.terms.code,
             host=socket.gethostname(),
+            copies=said(self.host.copies),
             token=self._token(),
         )
         welcome = self._answered = False
@@ -277,15 +279,19 @@ class Member:
         self._starts = of
         child = self.children[number] = Child(number, message["shown"])
 
+        def tell(code: int | None, lines: list[str]) -> None:
+            copies = said(self.host.copies)
+            line.send(ended=number, of=of, code=code, lines=lines, copies=copies)
+
         def ended(child: Child) -> None:
-            line.send(ended=child.number, of=of, code=child.code, lines=child.lines())
+            tell(child.code, child.lines())
 
         try:
             environment = {**self.host.environment, **message["variables"]}
             child.start(self.host.command(message["flags"]), ended, environment)
         except OSError as error:
             lines = [f"it cannot be started on this host: {error.strerror}"]
-            line.send(ended=number, of=of, code=FAILED, lines=lines)
+            tell(FAILED, lines)
 
     def _report_once(self, text: str) -> None:
         if text not in self._reported:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from meshdsl.training.checkpointing.copies.starts import Starts
+from meshdsl.training.checkpointing.copies.together import said, together
+from meshdsl.training.checkpointing.newest import FOLDER
 from meshdsl.training.exit_codes import FAILED
 from meshdsl.training.launching.events import NAME, Events, newest
 from meshdsl.training.launching.hosts import Host, Hosts
@@ -57,7 +60,8 @@ class HostSupervisor:
         crew = Hosts(host, succession.starts, awaited)
         launch = Launch(crew, host.workdir, *self.restarts, host.report, host.copies)
         if succession.starts and not succession.left:
-            reached = newest(host.workdir, host.copies)
+            starts = Starts.read(host.workdir / FOLDER)
+            reached = newest(host.workdir, together([said(host.copies)], starts))
             Events(host.workdir / NAME).write(
                 "failed",
                 time=round(succession.lost, 3),

@@ -24,6 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from meshdsl.training.checkpointing.copies.starts import Starts
+from meshdsl.training.checkpointing.copies.together import Together, of_no_use, said, together
+from meshdsl.training.checkpointing.newest import FOLDER
 from meshdsl.training.exit_codes import (
     DONE,
     FAILED,
@@ -38,6 +41,7 @@ from meshdsl.training.launching.crew import Crew, Missing, Process
 from meshdsl.training.launching.events import NAME, Events, Losses, first_step, newest
 from meshdsl.training.launching.job_time import START
 from meshdsl.training.launching.signals import handled
+from meshdsl.training.processes.meeting import listed
 
 _PARTING = 90.0  # seconds in which the others end after the first has ended as it should
 _FIRST_DELAY = 1.0  # seconds before a restart without a checkpoint since the last; doubles then
@@ -124,7 +128,7 @@ class Supervisor:
                 return self._exit_code(-self._signal)
             if self._leaving is not None:
                 return self._leave()
-            reached = newest(self.launch.workdir, self.launch.host_copies)
+            reached = newest(self.launch.workdir, self._copies())
             first = self._started(processes, events, reached, down_since)
             since = time.time()
             down_since = time.monotonic()
@@ -268,7 +272,8 @@ class Supervisor:
     ) -> bool:
         """Reports a failure and waits before the next start; returns whether there is one."""
         launch, now = self.launch, time.monotonic()
-        reached = newest(launch.workdir, launch.host_copies)
+        copies = self._copies()
+        reached = newest(launch.workdir, copies)
         ran = now - first.began
         stepped = first_step(events.file, self.start)
         self._recovered(stepped)
@@ -310,8 +315,20 @@ class Supervisor:
             f"restart {len(self._restarts)} of at most {launch.max_restarts} within "
             f"{launch.window:g} s{wait}, from {where}"
         )
+        lost = of_no_use(copies, reached[0] if reached else 0)
+        if lost is not None:
+            launch.report(
+                f"copies in memory of step {lost.step:,} lack what {listed(lost.lacking)} had: "
+                "they are of use only if that host comes back with its memory"
+            )
         self._wakes.wait(delay)
         return True
+
+    def _copies(self) -> list[Together]:
+        """Returns what the hosts that are there hold together of each step."""
+        launch = self.launch
+        hosts = [said(launch.host_copies), *launch.crew.copies()]
+        return together(hosts, Starts.read(launch.workdir / FOLDER))
 
     def _recovered(self, stepped: tuple[float, float] | None) -> None:
         """Counts the recovery that the first step of a start ended."""

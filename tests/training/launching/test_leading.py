@@ -39,11 +39,11 @@ def leader(tmp_path, monkeypatch):
         crew.close(1)
 
 
-def came(crew, number):
+def came(crew, number, copies=()):
     """Lets another host come to a first supervisor."""
     line = SimpleNamespace(send=lambda **said: None, close=lambda: None, heard=0.0)
     name = f"host{number}"
-    new = hosts._Member(line, range(number, number + 1), name, name, False, [name], 1)
+    new = hosts._Member(line, range(number, number + 1), name, name, False, [name], 1, copies)
     assert crew._not_now({"token": crew._token}, new) == ""
 
 

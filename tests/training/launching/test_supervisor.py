@@ -271,3 +271,32 @@ def test_the_record_of_a_job_may_be_cut_off(tmp_path):
     found = losses(tmp_path)
     assert (found.failures, found.repeated_seconds, found.down_seconds) == (2, 3.5, 1.0)
     assert (found.recovery_seconds, found.seconds) == (1.5, 5.0)
+
+
+def test_copies_that_lack_what_a_lost_host_had_are_not_what_it_goes_on_from(tmp_path, monkeypatch):
+    """A line says so, and the next starts wait as after other failures without progress."""
+    monkeypatch.setattr(supervisor, "_FIRST_DELAY", 0.01)
+    for step in (7, 8):
+        folder = tmp_path / "copies" / "process.0" / str(step)
+        folder.mkdir(parents=True)
+        (folder / "about.json").write_text('{"start": [1, "a"], "needs": [[0], [1]]}')
+
+    class Others(OneHost):
+        def copies(self):
+            return others
+
+    line = [sys.executable, "-c", COUNTED + "sys.exit(start < 3)", str(tmp_path), "0"]
+    crew, said, others = Others(lambda own: line, range(1)), [], []
+    launch = Launch(crew, tmp_path, 5, 3600.0, said.append, tmp_path / "copies")
+    assert Supervisor(launch).run() == 0
+    text = "\n".join(said)
+    assert text.count("copies in memory of step 8 lack what process 1 had") == 2
+    assert "in 0.02 s, from the beginning: there is no checkpoint yet" in text
+    assert [one.get("step") for one in events(tmp_path) if one["event"] == "started"] == [None] * 3
+
+    said.clear()
+    rest = {"start": [1, "a"], "has": [1], "needs": [[0], [1]], "time": 0.0}
+    others.append([{"step": step, **rest} for step in (7, 8)])
+    (tmp_path / "starts.0").unlink()
+    assert Supervisor(launch).run() == 0
+    assert "from step 8" in (text := "\n".join(said)) and "lack" not in text

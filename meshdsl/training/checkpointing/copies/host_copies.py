@@ -35,7 +35,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from meshdsl.training.checkpointing.blocks import array_of, blocks_of
+from meshdsl.training.checkpointing.blocks import array_of, blocks_of, holders_of
 from meshdsl.training.checkpointing.copies.block_server import (
     BlockClient,
     BlockServer,
@@ -52,7 +52,7 @@ from meshdsl.training.checkpointing.copies.held_copies import (
 from meshdsl.training.checkpointing.copies.held_parts import HeldParts
 from meshdsl.training.checkpointing.copies.starts import Starts
 from meshdsl.training.checkpointing.local_checkpoints import LocalFolder, Unfit
-from meshdsl.training.checkpointing.newest import ABOUT, BESIDE, BLOCKS, START, copies_in
+from meshdsl.training.checkpointing.newest import ABOUT, BESIDE, BLOCKS, NEEDS, START, copies_in
 from meshdsl.training.checkpointing.shared_disk import check_apart
 from meshdsl.training.health.replicas import ReplicasDiffer
 from meshdsl.training.processes.joining import gathered, names_here, together
@@ -78,6 +78,7 @@ class HostCopies(LocalFolder):
         super().__init__(path, run)
         self.source = ""  # what a message says of the copies that were restored last
         self._buffers: dict[int, dict[str, np.ndarray]] = {}  # of the files of each step's copy
+        self._needs: list[list[int]] = []
         self._copied = 0  # how many this process has made
         self._full = False
         here = ""
@@ -124,6 +125,7 @@ class HostCopies(LocalFolder):
         if self._full:
             return
         try:
+            self._needs = self._needs or holders_of(arrays)
             self._copy(step, *blocks_of(arrays), about)
             if self._copied == 1 and jax.process_index() == 0:
                 self._starts.went_on(self._start[0], self._went_on_from)
@@ -162,6 +164,7 @@ class HostCopies(LocalFolder):
             for name, block in blocks.items():
                 np.copyto(buffers[name], _bytes(block))
         description = {**about, "run": self._run, "blocks": regions, START: self._start}
+        description[NEEDS] = self._needs
         description[BESIDE] = [f"process.{number}" for number in self._here]
         (part / ABOUT).write_text(json.dumps(description))
         part.rename(self.path / str(step))

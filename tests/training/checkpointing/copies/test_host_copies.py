@@ -10,7 +10,8 @@ import pytest
 
 import meshdsl as md
 from meshdsl.training.checkpointing.checkpoints import Checkpoints, CheckpointWarning
-from meshdsl.training.checkpointing.newest import newest_copy
+from meshdsl.training.checkpointing.copies.starts import Starts
+from meshdsl.training.checkpointing.copies.together import newest_together, said, together
 from meshdsl.training.health.replicas import ReplicasDiffer
 from tests.training.checkpointing.test_checkpoints import (
     LAYOUTS,
@@ -149,6 +150,9 @@ def test_a_full_memory_is_told_once_and_the_run_goes_on(tmp_path):
 
 
 def test_the_newest_copy_is_one_that_all_processes_of_the_host_have(tmp_path):
+    def newest_copy(folder):
+        return newest_together(together([said(folder)], Starts(folder / "starts.json")))
+
     assert newest_copy(tmp_path / "none") is None
     for process, steps in enumerate([(4, 5), (5, 6)]):
         for step in steps:
