@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from absl import flags
 
+from meshdsl.cli import flags as all_flags
 from meshdsl.cli import job as jobs
 from meshdsl.cli.mistakes.calibrated import check_machine
 from meshdsl.cli.mistakes.problems import Problems
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 def main(values: flags.FlagValues, problems: Problems) -> None:
     """Runs the command; raises as `train`, and if the page cannot be written."""
     from meshdsl.reports.explain import compare, explain
+    from meshdsl.reports.explain.advice import misfits
     from meshdsl.reports.explain.html.page import page
 
     if values.pipeline_table:
@@ -67,6 +70,8 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
     device = find_hardware(values.hardware)
     changes = () if values.compare_layout else changes_of(program, job, device)
     report = explain(program, values.hardware, others, changes)
+    if misfits(changes):
+        report = replace(report, search=_plan(values))
     shown: Explanation | Comparison = report
     if values.compare_layout:
         other = decided(replace(asked, layout=values.compare_layout))
@@ -79,6 +84,15 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
         print(json.dumps(as_values(report), indent=2))
     else:
         print(shown)
+
+
+def _plan(values: flags.FlagValues) -> str:
+    """Returns the command that looks for a layout that fits on the same mesh."""
+    left_out = [f"--{name}=" for name in ("html", "json", "layout", "hardware", "host_devices")]
+    given = [text for text in all_flags.written(values) if not text.startswith(tuple(left_out))]
+    layout = "; ".join(filter(None, [str(values.layout), "auto"]))
+    asked = [f"--hardware={values.hardware}", f"--layout={layout}"]
+    return " ".join(["meshdsl plan", *map(shlex.quote, [*given, *asked])])
 
 
 def _others(program: SpmdProgram, job: jobs.Job) -> dict[str, SpmdProgram]:

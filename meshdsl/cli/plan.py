@@ -89,7 +89,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     print(show(heading, plans, rows, commands))
     if against is not None:
         print()
-        print(_comparison(search, plans, rows[0], *against))
+        print(_comparison(search, plans, request, rows[0], *against))
     return 0
 
 
@@ -170,11 +170,16 @@ def _against(values: flags.FlagValues, problems: Problems) -> tuple[Mesh | None,
 def _figures(plan: Plan, request: Asked, plans: Plans) -> Figures:
     from meshdsl.reports.plans import figures
 
+    return figures(plan, plans.hardware, _flags(plan, request))
+
+
+def _flags(plan: Plan, request: Asked) -> str:
+    """Returns the flags of a plan beside its mesh and layout."""
     found = found_by(plan, request, ("microbatches", "remat"))
     rest = {name: text for name, text in found.items() if name not in ("mesh_shape", "layout")}
     if rest.get("microbatches") == "1":
         del rest["microbatches"]
-    return figures(plan, plans.hardware, shown(rest))
+    return shown(rest)
 
 
 def _heading(request: Asked) -> Heading:
@@ -229,7 +234,12 @@ def _check_size(mesh: Mesh | None, machine: Machine) -> None:
 
 
 def _comparison(
-    search: Search, plans: Plans, best: Figures, mesh: Mesh | None, layout: Layout
+    search: Search,
+    plans: Plans,
+    request: Asked,
+    best: Figures,
+    mesh: Mesh | None,
+    layout: Layout,
 ) -> str:
     """Returns how the best plan differs from another layout, and what its rules are worth."""
     from meshdsl.reports.explain import compare, explain
@@ -241,7 +251,9 @@ def _comparison(
     compared = compare(explain(plan.program, name), explain(program, name))
     other = f"{mesh} | {layout}"
     without = [Without(*row) for row in without_rules(search, plan)]
-    return show_against(str(compared), best, other, without)
+    same = mesh == plan.program.mesh and set(layout.rules) == set(plan.point.layout.rules)
+    flags_of_other = _flags(replace(plan, memory=None), request)
+    return show_against(str(compared), best, other, without, flags_of_other, same)
 
 
 def _report_no_room(

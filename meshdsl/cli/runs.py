@@ -10,7 +10,7 @@ from rich.console import Console
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.parsing.table import FLAGS
 from meshdsl.reports.runs.reading import runs_below
-from meshdsl.reports.runs.table import as_json, as_table, ranked
+from meshdsl.reports.runs.table import as_json, as_table, ranked, settings_table
 from meshdsl.training.reporting.output import tell
 
 
@@ -32,5 +32,9 @@ def main(values: flags.FlagValues, problems: Problems, places: Sequence[str] = (
         tell(as_json(runs, defaults))
         return 0
     console = Console()
-    (console if console.is_terminal else Console(width=160)).print(as_table(runs, defaults))
+    console = console if console.is_terminal else Console(width=160)
+    console.print(as_table(runs, defaults))
+    if settings := settings_table(runs, defaults):
+        console.print()
+        console.print(settings)
     return 0

@@ -8,7 +8,7 @@ flag. What the layout has already is not tried again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -149,33 +149,48 @@ def _without(program: SpmdProgram) -> Iterator[Change]:
 
 
 def _stored_rules(program: SpmdProgram) -> Iterator[Rule]:
-    """Yields rules that store the optimizer's state, then the parameters, in shards."""
+    """Yields rules that store the optimizer's state, then the parameters, in shards.
+
+    Of each, the rule is the one that saves most: that of a dim which most of them have.
+    """
+    scanned = _scanned(program)
     for scope in ("optimizer", "params"):
         rows = [
             value
             for value, path in zip(program.block.inputs, program.input_paths, strict=True)
             if scope in path.split("/") and (scope == "optimizer" or "optimizer" not in path)
         ]
-        for value in sorted(rows, key=lambda value: -value.bytes)[:1]:
-            for dim, axis in _open(program, value):
-                yield Rule(scope, dim, (axis,))
-                break
+        saved: dict[tuple[str, str], float] = {}
+        for value in sorted(rows, key=lambda value: -value.bytes):
+            for dim, axis in _open(program, value, scanned):
+                bytes_off = value.bytes * (1 - 1 / program.mesh.sizes[axis])
+                saved[dim, axis] = saved.get((dim, axis), 0.0) + bytes_off
+        if saved:
+            dim, axis = max(saved, key=lambda pair: saved[pair])
+            yield Rule(scope, dim, (axis,))
 
 
 def _free_rules(program: SpmdProgram) -> Iterator[Rule]:
     """Yields rules that split what is largest at the peak over axes that it does not use."""
+    scanned = _scanned(program)
     for buffer in sorted(program.memory.buffers, key=lambda buffer: -buffer.bytes):
         if not buffer.path:
-            for dim, axis in _open(program, buffer.value):
+            for dim, axis in _open(program, buffer.value, scanned):
                 yield Rule("", dim, (axis,), True)
 
 
-def _open(program: SpmdProgram, value: Value) -> Iterator[tuple[str, str]]:
+def _scanned(program: SpmdProgram) -> set[str]:
+    """Returns the dims over which the program has loops."""
+    return {one.params["dim"] for one, _ in program.block.walk() if one.op == "scan"}
+
+
+def _open(
+    program: SpmdProgram, value: Value, scanned: Collection[str]
+) -> Iterator[tuple[str, str]]:
     """Yields pairs of a dim and an axis over which a value could be split further."""
     busy = value.layout.split_axes | set(value.layout.partial_axes)
     if program.pipeline is not None:  # the stages of a pipeline have values of their own
         busy |= set(program.pipeline.axes)
-    scanned = {one.params["dim"] for one, _ in program.block.walk() if one.op == "scan"}
     idle = [axis for axis, size in program.mesh.axes if size > 1 and axis not in busy]
     for axis in sorted(idle, key=lambda axis: -program.mesh.sizes[axis]):
         for dim in sorted(value.shape, key=lambda dim: -dim.size):

@@ -86,8 +86,9 @@ class Recipe:
         f"Metrics to compute besides, at their cost: {', '.join(EXTRA_METRICS)}.", default=()
     )
     trainable: Trainable | None = setting(
-        "Parameters that are trained, by globs on their paths: blocks/**/lora*,head. The others "
-        "have no gradient, no optimizer state and no decay. Default: all.",
+        "Parameters that are trained, by globs on their paths: blocks/**/lora*,head. After ! "
+        "what is frozen: !embedding trains all but that. What is not trained has no gradient, "
+        "no optimizer state and no decay. Default: all.",
         default=None,
     )
     update: Update | None = setting(

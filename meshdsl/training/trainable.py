@@ -17,7 +17,8 @@ from meshdsl.optim.masks import unmatched
 from meshdsl.optim.optimizer import Mask
 from meshdsl.tensors.module import path_of
 
-# Globs on paths as in layouts, separated by commas or in a list; or (path, shape) -> whether.
+# Globs on paths as in layouts, separated by commas or in a list; `!` before one leaves out what it
+# matches. Or (path, shape) -> whether.
 Trainable: TypeAlias = str | Sequence[str] | Mask
 
 
@@ -25,11 +26,13 @@ def trained(params: Any, trainable: Trainable | None) -> Any:
     """Returns a tree of parameters with None for those that are not trained.
 
         trained(params, "blocks/**/lora*")
+        trained(params, "!bias")  # all but the biases
 
     Args:
         params: a tree of tensors, of arrays, or of `md.spec`.
-        trainable: patterns, of which one has to match, or a predicate. Paths are the parameters'
-            own, as in `blocks/attention/query`. None: all are trained.
+        trainable: patterns, of which one has to match, or a predicate. A parameter that a pattern
+            after `!` matches is not trained; if all patterns have one, all others are. Paths are
+            the parameters' own, as in `blocks/attention/query`. None: all are trained.
 
     Raises:
         ValueError: a pattern matches no parameter (all of these are reported, with the nearest
@@ -46,14 +49,28 @@ def trained(params: Any, trainable: Trainable | None) -> Any:
         asked = "the predicate"
     else:
         patterns = patterns_of(trainable)
-        if problems := unmatched(patterns, paths):
+        if problems := unmatched([pattern.lstrip("! ") for pattern in patterns], paths):
             raise ValueError(f"trainable: {'; '.join(problems)}")
-        chosen = [any(matches(pattern, path) for pattern in patterns) for path in paths]
-        asked = "an empty list"
+        chosen = [_means(patterns, path) for path in paths]
+        asked = f"`{','.join(patterns)}`" if patterns else "an empty list"
     if not any(chosen):
         raise ValueError(f"trainable: {asked} chooses no parameter, so there is nothing to train")
     leaves = [leaf if on else None for (_, leaf), on in zip(keyed, chosen, strict=True)]
     return jax.tree.unflatten(tree, leaves)
+
+
+def names_nothing(trainable: Trainable) -> bool:
+    """Whether patterns say only what is not trained, as `!embedding` does."""
+    patterns = () if callable(trainable) else patterns_of(trainable)
+    return bool(patterns) and all(pattern.startswith("!") for pattern in patterns)
+
+
+def _means(patterns: Sequence[str], path: str) -> bool:
+    """Whether patterns choose a parameter, some of them with `!` before what is left out."""
+    wanted = [pattern for pattern in patterns if not pattern.startswith("!")]
+    if any(matches(p.lstrip("! "), path) for p in patterns if p.startswith("!")):
+        return False
+    return any(matches(p, path) for p in wanted) or (not wanted and bool(patterns))
 
 
 def merged(part: Any, params: Any) -> Any:

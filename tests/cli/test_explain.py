@@ -1,6 +1,7 @@
 """`meshdsl explain`: the training step of any job, on any mesh, on any machine."""
 
 import json
+import shlex
 
 import jax
 import pytest
@@ -43,6 +44,17 @@ def test_where_time_decides_it_decides_about_the_advice_too(capsys):
     after = json.loads(explained(capsys, *mesh, LAYOUT, "--json", remat))
     assert figures[remat]["peak_bytes"] == after["peak_bytes"] < report["peak_bytes"]
     assert remat in report["smaller"] and remat not in after["smaller"]
+
+
+def test_where_no_single_change_fits_the_search_is_on_the_same_mesh(capsys, monkeypatch):
+    monkeypatch.setattr("meshdsl.reports.explain.advice.misfits", lambda changes: True)
+    flags = "--mesh_shape=data:2", "--layout=batch:data", "--remat=full"
+    lines = explained(capsys, "--model=gpt_mini", *flags).splitlines()
+    (command,) = [shlex.split(line) for line in lines if line.startswith("    meshdsl plan ")]
+    assert command[2:] == [
+        *("--model=gpt_mini", "--mesh_shape=data:2", "--remat=full"),
+        *("--hardware=v5p", "--layout=batch:data; auto"),
+    ]
 
 
 def test_collectives_have_the_line_that_they_come_from(capsys):

@@ -124,6 +124,10 @@ def test_another_layout_is_compared_and_every_rule_has_its_price(capsys):
     prices = text.split("without one of its rules\n")[1].strip().split("\n")
     rules = re.search(r"  layout  (.*)", text)[1].split("; ")
     assert [line.split()[0] for line in prices] == ["without", *rules]
+    assert "B is the " not in text
+    mesh, layout = (re.search(rf"  {name} +(.*)", text)[1] for name in ("mesh", "layout"))
+    text = run(capsys, TINY, MACHINE, *given, f"--against={mesh} | {layout}")
+    assert "B is the best plan itself." in text and "flags of A" not in text
     text = run(capsys, TINY, MACHINE, "--against=rows:4 | batch:rows")
     assert "against rows:4 | batch:rows (B)" in text
     text = run(capsys, TINY, MACHINE, "--against=batch:rows; d_ff:cols")

@@ -1,6 +1,7 @@
 """Training some of the parameters: the others stay to the bit, without gradients and state."""
 
 import itertools
+import re
 from dataclasses import replace
 
 import jax
@@ -39,6 +40,33 @@ def first():
 def chosen(trainable):
     keyed = jax.tree_util.tree_flatten_with_path(trained(LEAVES, trainable))[0]
     return ["/".join(key.key for key in keys) for keys, _ in keyed]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "left"),
+    [
+        ("!embedding", ["blocks/mlp/lora_a", "blocks/query/lora_a", "blocks/query/lora_b"]),
+        (["!lora_a", "! w"], ["blocks/query/lora_b", "embedding"]),
+        ("blocks, !lora*", ["blocks/query/w"]),
+        ("!lora*, blocks/query", ["blocks/query/w"]),
+    ],
+)
+def test_what_follows_an_exclamation_mark_is_frozen(patterns, left):
+    extra = ["blocks/query/w"] if patterns == "!embedding" else []
+    assert sorted(chosen(patterns)) == sorted([*left, *extra])
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        ("!blocks,!embedding", "`!blocks,!embedding` chooses no parameter"),
+        ("lora*,!lora*", "chooses no parameter, so there is nothing to train"),
+        ("!lora_aa", "no parameter is meant by 'lora_aa'. Did you mean `lora_a`"),
+    ],
+)
+def test_what_leaves_nothing_to_train_is_refused(patterns, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        chosen(patterns)
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])
@@ -156,8 +184,9 @@ def test_what_is_not_trained_may_not_be_missing_from_weights(tmp_path):
     with pytest.raises(ValueError, match="w_in: missing, and not trainable, so that") as error:
         run(1, trainable="w_out,bias", init_from=file)
     assert "bias" not in str(error.value)
-    with pytest.raises(ValueError, match="`trainable` names may be missing; they are initialised"):
-        run(1, init_from=file)
+    for patterns in (None, "!w_in"):
+        with pytest.raises(ValueError, match="`trainable` names may be missing; they are init"):
+            run(1, init_from=file, trainable=patterns)
 
 
 def test_a_weight_that_has_another_name_is_not_initialised_in_silence(tmp_path):

@@ -35,7 +35,8 @@ def advice(program: SpmdProgram, parts: Sequence[Part], changes: Sequence[Tried]
         changes: the step as it is, and with single changes, if they were tried.
     """
     if changes:
-        return _listed(changes[0], smaller(changes))
+        listed = _listed(changes[0], smaller(changes))
+        return f"{listed}. No single change fits" if listed and misfits(changes) else listed
     if program.mesh.size > 1 and not program.layout.rules:
         axis = program.mesh.names[0]
         return f"no layout: all devices do the same work. Begin with --layout=batch:{axis}"
@@ -74,6 +75,11 @@ def smaller(changes: Sequence[Tried]) -> list[Tried]:
     if any(row.fits for row in better):
         return sorted((row for row in better if row.fits), key=lambda row: row.seconds)
     return sorted(better, key=lambda row: row.peak_bytes)
+
+
+def misfits(changes: Sequence[Tried]) -> bool:
+    """Whether a step does not fit, nor by any single change; False if none was tried."""
+    return bool(changes) and not any(row.fits for row in changes)
 
 
 def _listed(now: Tried, better: Sequence[Tried]) -> str:

@@ -73,13 +73,16 @@ def _memory(explanation: Explanation) -> list[str]:
     source = explanation.memory.source
     moment = f"reached at {source}" if source.line else "reached at the start"
     moment = "; ".join(filter(None, [moment, too_large(explanation)]))
-    rows.append(("peak", show_bytes(explanation.memory.peak_bytes), moment))
-    lines = ["memory per device, at the peak", *table(rows, right=(1,))]
+    rows.append(("peak", show_bytes(explanation.memory.peak_bytes), ""))
+    *lines, peak = table(rows, right=(1,))
+    lines = ["memory per device, at the peak", *lines, *wrapped(f"{peak}  ", moment, _WIDTH)]
     inputs = ("parameters", "optimizer", "batch")
     lines += largest_values(explanation, without=inputs, most=_MOST_VALUES)
-    return lines + (
-        wrapped("  to use less: ", explanation.advice, _WIDTH) if explanation.advice else []
-    )
+    lines += wrapped("  to use less: ", explanation.advice, _WIDTH) if explanation.advice else []
+    if explanation.search:  # in one line, to be copied
+        lines += ["  several changes at once may fit; this looks for them:"]
+        lines += [f"    {explanation.search}"]
+    return lines
 
 
 def largest_values(

@@ -113,11 +113,30 @@ def _front(heading: Heading, plans: Plans, rows: Sequence[Figures]) -> list[str]
     return ["less memory, more time", *table(listed, right=(0, 1), squeezed=3, width=_WIDTH)]
 
 
-def show_against(comparison: str, best: Figures, other: str, without: Sequence[Without]) -> str:
-    """Returns the difference from another layout, and what each rule of the best one is worth."""
+def show_against(
+    comparison: str,
+    best: Figures,
+    other: str,
+    without: Sequence[Without],
+    flags: str = "",
+    same: bool = False,
+) -> str:
+    """Returns the difference from another layout, and what each rule of the best one is worth.
+
+    Args:
+        flags: those of the other layout's step, as `best.flags`.
+        same: whether the other one is the layout of the best plan, on the same mesh.
+    """
     rows = [("without", "step", "memory")]
     rows += [(str(one.rule), *one.change(best.seconds, best.plan.peak_bytes)) for one in without]
-    lines = [f"the best plan (A) against {other} (B)", "", comparison, ""]
+    lines = [f"the best plan (A) against {other} (B)"]
+    if same and flags == best.flags:
+        lines.append("B is the best plan itself.")
+    elif same:
+        lines.append("B is the mesh and layout of the best plan; only the flags differ.")
+    if flags != best.flags:
+        lines += [f"  flags of A  {best.flags or 'none'}", f"  flags of B  {flags or 'none'}"]
+    lines += ["", comparison, ""]
     if without:
         lines += ["the step of the best plan, without one of its rules"]
         lines += table(rows, right=(1, 2), width=_WIDTH)

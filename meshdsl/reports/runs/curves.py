@@ -1,8 +1,8 @@
 """Curves: metrics over steps, several runs in one picture, drawn by Matplotlib.
 
 Each metric has a panel. What was measured on held-out text (`eval_loss`, `test_loss`) is drawn in
-the panel of the metric itself, with marks. A metric that no run has reported has no panel. The same
-runs make the same file, to the byte.
+the panel of the metric itself, with marks. A metric that no run has reported, or that is zero
+everywhere, has no panel. The same runs make the same file, to the byte.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def draw(runs: Sequence[RunHistory], out: Path) -> None:
 
 
 def panels_of(runs: Sequence[RunHistory]) -> list[str]:
-    """Returns the metrics that have panels: those that a run has reported."""
+    """Returns the metrics that have panels: those of which a run has reported more than zeros."""
     names = {name for run in runs for report in run.reports for name in report}
     base = {_base(name, names) for name in names if _says_something(name, runs)} - _LEFT_OUT
     return [name for name in _PANELS if name in base] + sorted(base - set(_PANELS))
@@ -87,12 +87,13 @@ def _base(name: str, names: set[str]) -> str:
 
 def _says_something(name: str, runs: Sequence[RunHistory]) -> bool:
     values = [value for run in runs for value in run.curve(name)[1]]
-    return any(values) if name == "skipped_steps" else bool(values)
+    return any(values)
 
 
 def _figure(runs: Sequence[RunHistory]) -> Figure:
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError:
         raise ValueError("pictures need Matplotlib: pip install -e '.[plot]'") from None
     panels = panels_of(runs)
@@ -108,6 +109,7 @@ def _figure(runs: Sequence[RunHistory]) -> Figure:
         _panel(axes, panels[place], runs)
         if place + _COLUMNS >= len(panels):
             axes.set_xlabel("step")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.tick_params(labelbottom=True)
     names = [run.name for run in runs]
     figure.legend(

@@ -13,7 +13,8 @@ from rich.text import Text
 
 from meshdsl.reports.runs.reading import RunHistory
 
-_NOT_A_DIFFERENCE = {"workdir"}  # every run has its own
+# Every run has its own folder, and every process its own place in a job.
+_NOT_A_DIFFERENCE = {"workdir", "coordinator", "process_id"}
 _UNKNOWN = "unknown"  # of a run without `run.toml`
 
 
@@ -49,8 +50,7 @@ def differences(
 
 
 def as_table(runs: Sequence[RunHistory], defaults: Mapping[str, str | None]) -> Table:
-    """Returns runs for a terminal; `defaults` as in `differences`."""
-    differing = differences(runs, defaults)
+    """Returns runs for a terminal, without their settings; `defaults` as in `differences`."""
     grid = Table(box=None, pad_edge=False)
     grid.add_column("run", no_wrap=True)
     for head in ("step", "loss", "held-out", "tokens/s"):
@@ -58,12 +58,7 @@ def as_table(runs: Sequence[RunHistory], defaults: Mapping[str, str | None]) -> 
     launched = any(run.losses for run in runs)
     if launched:
         grid.add_column("failures", justify="right", no_wrap=True)
-    grid.add_column("settings that differ" if differing else "", overflow="fold")
-    for number, run in enumerate(runs):
-        settings = [
-            f"{name}={'none' if texts[number] is None else texts[number]}"
-            for name, texts in differing.items()
-        ]
+    for run in runs:
         grid.add_row(
             Text(run.name),
             _steps(run, defaults),
@@ -71,8 +66,25 @@ def as_table(runs: Sequence[RunHistory], defaults: Mapping[str, str | None]) -> 
             _number(run.last("eval_loss"), ".4f"),
             _number(run.last("tokens_per_second"), ",.0f"),
             *[f"{run.losses.failures:,}" if run.losses else ""] * launched,
-            Text(_UNKNOWN if run.settings is None else "\n".join(settings)),
         )
+    return grid
+
+
+def settings_table(runs: Sequence[RunHistory], defaults: Mapping[str, str | None]) -> Table | None:
+    """Returns the settings that differ, a row each, with a column for each run; None: none do."""
+    differing = differences(runs, defaults)
+    if not differing:
+        return None
+    grid = Table(box=None, pad_edge=False)
+    grid.add_column("settings that differ", no_wrap=True)
+    for run in runs:
+        grid.add_column(Text(run.name), overflow="fold")
+    for name, texts in differing.items():
+        cells = [
+            _UNKNOWN if run.settings is None else text or ""
+            for run, text in zip(runs, texts, strict=True)
+        ]
+        grid.add_row(name, *map(Text, cells))
     return grid
 
 

@@ -34,7 +34,7 @@ from meshdsl.training.checkpointing.weight_files import (
 )
 from meshdsl.training.processes.joining import together
 from meshdsl.training.state import by_path, tree_like
-from meshdsl.training.trainable import Trainable, trained
+from meshdsl.training.trainable import Trainable, names_nothing, trained
 
 SHARD = 5 * 10**9  # bytes, as Hugging Face splits them
 _MOST = 20  # the most problems in a message
@@ -161,7 +161,8 @@ class Weights:
         Args:
             like: as in `load_weights`.
             trainable: as in `training.trainable.trained`. If it is given, parameters that are
-                trained may be missing, such as the adapters that a pretrained model gets.
+                trained may be missing, such as the adapters that a pretrained model gets. Patterns
+                that only leave out (`!embedding`) name none of these.
 
         Returns:
             The paths of the missing parameters that may be missing.
@@ -169,6 +170,8 @@ class Weights:
         Raises:
             ValueError: something is not as in `like`; all differences are listed.
         """
+        if trainable is not None and names_nothing(trainable):
+            trainable = None
         wanted, tensors = by_path(like), self.files.tensors
         missing = [name for name in wanted if name not in tensors]
         learning = (

@@ -1,11 +1,14 @@
 """What explain tells of a training step: where every byte is, and who sends what."""
 
+from dataclasses import replace
+
 import jax
 import pytest
 
 import meshdsl as md
 from meshdsl.lowering.program import COLLECTIVES
 from meshdsl.reports.explain.explanation import PARTS, explain, input_part
+from meshdsl.search.changes import Tried
 from tests.reports.explain.steps import LARGE, MEGATRON, SMALL, arguments, explained, make_step
 
 
@@ -185,6 +188,23 @@ def test_a_report_does_not_grow_with_the_model():
     program = step.lower(*arguments(**LARGE))
     assert len(list(program.block.walk())) == len(list(explained()[0].block.walk()))
     assert "160.1 B parameters" in str(explain(program))
+
+
+def test_a_step_that_does_not_fit_keeps_its_labels_and_says_where_to_look():
+    program = md.jit(make_step(), "data:64 model:8", MEGATRON, donate="state").lower(
+        *arguments(**LARGE)
+    )
+    tried = [Tried("", 2.0, program.peak_bytes, False), Tried("`a:b`", 1.0, 2**37, False)]
+    command = f"meshdsl plan '--layout={MEGATRON}; auto' {'--remat=full ' * 9}"
+    found = replace(explain(program, "a100", changes=tried), search=command)
+    lines = str(found).splitlines()
+    assert f"    {command}" in lines and all(len(x) <= 120 for x in lines if command not in x)
+    assert any(line.startswith("  optimizer state ") for line in lines)
+    (peak,) = [n for n, line in enumerate(lines) if line.startswith("  peak ")]
+    assert "does not fit: NVIDIA A100" in " ".join(" ".join(lines[peak : peak + 2]).split())
+    assert "No single change fits" in found.advice and "No single" in found.html()
+    fits = explain(program, "a100", changes=[*tried, Tried("`b:c`", 1.0, 2**30, True)])
+    assert "No single" not in fits.advice
 
 
 def test_nothing_is_allocated():

@@ -5,11 +5,12 @@ import math
 import re
 
 import pytest
+from rich.text import Text
 
 from meshdsl.cli.main import run
 from meshdsl.reports.runs.curves import draw, panels_of
 from meshdsl.reports.runs.reading import runs_below
-from meshdsl.reports.runs.table import as_json, as_table, differences, ranked
+from meshdsl.reports.runs.table import as_json, as_table, differences, ranked, settings_table
 from meshdsl.training.reporting.metrics import MetricsWriter
 
 DEFAULTS = {"learning_rate": "0.001", "steps": "200", "clip_norm": None}
@@ -50,6 +51,17 @@ def test_the_settings_that_differ_take_defaults_for_those_not_given(two):
     assert differences(runs, {**DEFAULTS, "learning_rate": "0.000_3"}) == {}  # the same number
     (two / "first" / "run.toml").unlink()
     assert differences(runs_below([str(two)]), DEFAULTS) == {}
+
+
+def test_a_setting_is_a_row_and_what_launch_made_is_none(two):
+    for name, more in (("first", 'clip_norm = 1.0\ncoordinator = "localhost:1"\n'), ("third", "")):
+        written(two / name, [1.0], f"steps = 30\nprocess_id = 0\n{more}")
+    (two / "deep" / "second" / "run.toml").unlink()
+    places = [str(two / name) for name in ("first", "third", "deep")]
+    runs = [run for run in runs_below(places) if "(1)" not in run.name]
+    table = settings_table(runs, DEFAULTS)
+    assert _cells(table) == [["clip_norm"], [Text("unknown")], [Text("1.0")], [Text("")]]
+    assert settings_table(runs[1:2], DEFAULTS) is None
 
 
 def test_json_has_every_setting(two):
@@ -141,6 +153,19 @@ def test_a_picture_has_a_panel_for_each_reported_metric(two, tmp_path):
     assert {run.name for run in runs} <= {*words}
 
 
+def test_what_is_zero_everywhere_has_no_panel_and_steps_are_whole(two, tmp_path):
+    with MetricsWriter(two / "third") as writer:
+        for step in (1, 2, 3):
+            writer.write(step, {"loss": 1.0 / step, "dropped_choices": 0.0, "found": step - 1.0})
+    runs = runs_below([str(two / "third")])
+    assert panels_of(runs) == ["loss", "found"]
+    draw(runs, tmp_path / "curves.svg")
+    text = (tmp_path / "curves.svg").read_text()
+    steps = [re.findall(r">([\d.]+)</text>", tick) for tick in text.split('id="xtick_')[1:]]
+    assert {"1", "2", "3"} <= {label for labels in steps for label in labels[:1]}
+    assert not any("." in label for labels in steps for label in labels[:1])
+
+
 def test_a_page_needs_no_network(two, tmp_path):
     draw(runs_below([str(two)]), tmp_path / "curves.html")
     page = (tmp_path / "curves.html").read_text()
@@ -149,10 +174,12 @@ def test_a_page_needs_no_network(two, tmp_path):
 
 def test_the_commands(two, tmp_path, capsys):
     assert run(["runs", str(two)]) == 0
-    head, second, first = capsys.readouterr().out.splitlines()
-    assert head.split() == "run step loss held-out tokens/s settings that differ".split()
-    assert second.split()[1:] == ["20/30", "nan", "1.2500", "learning_rate=1e-3"]
-    assert first.split()[1:] == ["30/30", "1.5000", "1.7500", "learning_rate=3e-4"]
+    head, second, first, empty, names, rates = capsys.readouterr().out.splitlines()
+    assert head.split() == "run step loss held-out tokens/s".split()
+    assert second.split()[1:] == ["20/30", "nan", "1.2500"]
+    assert first.split()[1:] == ["30/30", "1.5000", "1.7500"]
+    assert (empty, rates.split()) == ("", ["learning_rate", "1e-3", "3e-4"])
+    assert names.split() == [*"settings that differ".split(), second.split()[0], first.split()[0]]
     assert run(["runs", "--json", str(two)]) == 0
     assert len(json.loads(capsys.readouterr().out)["runs"]) == 2
     assert run(["plot", f"--out={tmp_path}/curves.svg", str(two / "first")]) == 0
