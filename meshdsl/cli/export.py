@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import jax
 from absl import flags
 
@@ -31,18 +33,28 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     if foreign and values.out and values.out.endswith(SUFFIX):
         problems.add(f"--format=hf writes a folder: give --out={values.out.removesuffix(SUFFIX)}")
     jax.config.update("jax_platforms", "cpu")  # devices may be at work in a run that goes on
-    model, origin = None, None
+    model, origin, tokenizer = None, None, None
     if foreign and not problems.found:
         stored_params(values, problems, OF_MODEL)
         model = model_of(values, problems)
         origin = values.model if is_hugging_face(values.model) else None
+        tokenizer = Path(values.tokenizer).expanduser() if values.tokenizer else None
     problems.check()
     from meshdsl.training.checkpointing.exporting import export
 
-    how = (values.step, values.dtype, values.max_shard_size, model, origin, values.ema)
+    found = tokenizer if tokenizer is not None and tokenizer.is_file() else None
+    how = (values.step, values.dtype, values.max_shard_size, model, origin, values.ema, found)
     done = export(values.workdir, values.out, *how)
     files = (
         str(done.files[0]) if len(done.files) == 1 else f"{len(done.files)} files in {values.out}"
     )
     print(f"{done.count:,} parameters after step {done.step:,} in {files}")
+    if foreign and not (Path(values.out) / "tokenizer.json").exists():
+        print(f"no tokenizer is in {values.out}: {_missing(tokenizer)}")
     return 0
+
+
+def _missing(tokenizer: Path | None) -> str:
+    if tokenizer is None:
+        return "the run reads bytes"
+    return f"{tokenizer}, that of the run, is not there; copy it to tokenizer.json"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from meshdsl.cli.help_pages import help_page
 from meshdsl.tensors.dims import did_you_mean
 from meshdsl.training.exit_codes import DIFFERING, FAILED, INTERRUPTED, MISTAKE, NOT_FINITE
+from meshdsl.training.reporting.noise import look_for_no_absent_tpu
 from meshdsl.training.reporting.output import hush, tell
 from meshdsl.version import version_line
 
@@ -47,6 +48,7 @@ COMMANDS = {
 TAKES_WORDS = frozenset(
     ["runs", "plot", "names", "launch"]
 )  # take arguments that are no flags: folders, functions, or another command
+_WITHOUT_DEVICES = frozenset(["runs", "plot", "launch"])  # never use JAX's devices
 EXAMPLE = (
     'meshdsl train --model=gpt_mini --mesh_shape="data:2,model:4" --host_devices=8 \\\n'
     '      --layout="batch:data; heads:model; d_ff:model; vocab:model"'
@@ -120,6 +122,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
             tell(_configuration(name, values))
             return 0
         with _plain_warnings(command):
+            if name not in _WITHOUT_DEVICES:
+                look_for_no_absent_tpu()
             module = importlib.import_module(f"meshdsl.cli.{name}")
             code = module.main(values, problems, *[words] * (words is not None))
         if sys.stdout is not None:

@@ -63,6 +63,29 @@ def test_a_folder_brings_its_tokenizer(capsys, tmp_path):
     assert written.startswith("a named") and {*written.split()} <= {*words}
 
 
+def test_the_tokenizer_of_a_run_goes_out_with_it(capsys, tmp_path, text):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {word: number for number, word in enumerate(["</s>", "a", "named", "dimension"])}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="</s>"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    file, out = tmp_path / "mine.json", tmp_path / "out"
+    model.save(str(file))
+    small = "layers=1,embed=16,heads=2,kv_heads=2,kv=8,d_ff=32,vocab=300"
+    job = ("--model=llama_7b", f"--model_args={small}", f"--tokenizer={file}", *SMALL, *WHEN)
+    assert run(["train", *job, text, f"--workdir={tmp_path}/run"]) == 0, capsys.readouterr().err
+    export = ["export", f"--workdir={tmp_path}/run", "--format=hf"]
+    capsys.readouterr()
+    assert run([*export, f"--out={out}"]) == 0
+    assert "no tokenizer" not in capsys.readouterr().out
+    assert (out / "tokenizer.json").read_bytes() == file.read_bytes()
+    how = ("--max_tokens=3", "--temperature=0", "--backend=numpy")
+    assert run(["generate", f"--init_from={out}", "--prompt=a named", *how]) == 0
+    assert {*capsys.readouterr().out.split()} <= {*words}
+    file.unlink()
+    assert run([*export, f"--out={tmp_path}/other"]) == 0
+    assert f"{file}, that of the run, is not there" in capsys.readouterr().out
+
+
 def test_a_model_that_has_no_family_is_not_written(capsys, tmp_path, text):
     job = ("--model_args=layers=1,embed=16,heads=2", *SMALL, *WHEN)
     assert run(["train", *job, text, f"--workdir={tmp_path}/run"]) == 0

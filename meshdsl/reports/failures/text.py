@@ -27,9 +27,10 @@ def show(report: Failures, prediction: Prediction | None = None) -> str:
     Args:
         prediction: what failures cost, if it is asked for.
     """
-    sections = [_head(report), _states(report), _sets(report), _together(report)]
+    sections = [_head(report)]
     if prediction is not None:
-        sections += [_costs(report, prediction), _goodput(prediction)]
+        sections += [_goodput(prediction), _costs(report, prediction)]
+    sections += [_states(report), _sets(report), _together(report)]
     return "\n\n".join("\n".join(section) for section in sections if section)
 
 

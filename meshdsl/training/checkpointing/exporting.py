@@ -41,6 +41,7 @@ def export(
     model: Any = None,
     origin: str | os.PathLike[str] | None = None,
     ema: bool = False,
+    tokenizer: str | os.PathLike[str] | None = None,
 ) -> Exported:
     """Writes the parameters of a run's checkpoint: `export("runs/first", "weights")`.
 
@@ -55,6 +56,7 @@ def export(
         origin: with a model, the folder of Hugging Face that it came from, whose tokenizer is to go
             out with it.
         ema: whether to write the averages that `optim.Ema` has kept, in place of parameters.
+        tokenizer: with a model, a `tokenizer.json` that goes out where the origin has none.
 
     Raises:
         ValueError: there is no such checkpoint, or it is damaged; no family of Hugging Face has
@@ -66,7 +68,8 @@ def export(
     specs, fetch = merging(stored.specs, stored.read)
     if model is not None:
         stored.check(spec_of(model.init))
-        files = write_hugging_face(target, model, specs, fetch, dtype, max_shard_size, origin)
+        how = (dtype, max_shard_size, origin, tokenizer)
+        files = write_hugging_face(target, model, specs, fetch, *how)
     else:
         files = write_weights(target, specs, fetch, dtype, max_shard_size, stored.step)
     count = sum(each.dims.volume for each in specs.values())

@@ -40,6 +40,8 @@ COMPANIONS = (
     "chat_template.jinja",
     "generation_config.json",
 )
+# Has `transformers` read a `tokenizer.json` as it is.
+_OF_FILE = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}) + "\n"
 
 
 class ForeignFiles:
@@ -145,6 +147,7 @@ def write_foreign(
     round_to: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]],
     max_shard_size: int,
     origin: str | os.PathLike[str] | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
 ) -> list[Path]:
     """Writes a folder of Hugging Face.
 
@@ -154,6 +157,7 @@ def write_foreign(
         fetch: returns parameters by their paths.
         round_to: returns parameters in these dtypes; may change its argument.
         origin: the folder that the model came from: its tokenizer goes out with it.
+        tokenizer: a file of the `tokenizers` library that goes out, if the folder has none.
 
     Returns:
         The files of tensors.
@@ -195,6 +199,10 @@ def write_foreign(
     for file in COMPANIONS:
         if source is not None and (source.path / file).is_file():
             beside[file] = partial(_copied, source.path / file)
+    if tokenizer is not None and "tokenizer.json" not in beside:
+        beside["tokenizer.json"] = partial(_copied, Path(tokenizer))
+        if "tokenizer_config.json" not in beside:  # else `transformers` takes the family's class
+            beside["tokenizer_config.json"] = partial(_written, _OF_FILE)
     return write(out, groups, made, lambda names: {"format": "pt"}, beside)
 
 

@@ -118,6 +118,7 @@ def write_hugging_face(
     dtype: Any = None,
     max_shard_size: int = SHARD,
     origin: str | os.PathLike[str] | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
 ) -> list[Path]:
     """Writes the parameters of a model as a folder of Hugging Face; arguments as of `export`."""
     wanted = None if dtype is None else np.dtype(dtype)
@@ -127,7 +128,8 @@ def write_hugging_face(
     def round_to(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return _rounded(arrays, dtypes)
 
-    return write_foreign(out.absolute(), model, rounded, fetch, round_to, max_shard_size, origin)
+    target, beside = out.absolute(), (origin, tokenizer)
+    return write_foreign(target, model, rounded, fetch, round_to, max_shard_size, *beside)
 
 
 def load_weights(
