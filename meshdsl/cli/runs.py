@@ -13,6 +13,8 @@ from meshdsl.reports.runs.reading import runs_below
 from meshdsl.reports.runs.table import as_json, as_table, ranked, settings_table
 from meshdsl.training.reporting.output import tell
 
+_NO_FOLD = 10_000  # columns of what is no terminal: a line stays one
+
 
 def main(values: flags.FlagValues, problems: Problems, places: Sequence[str] = ()) -> int:
     """Runs the command; returns its exit code.
@@ -32,7 +34,7 @@ def main(values: flags.FlagValues, problems: Problems, places: Sequence[str] = (
         tell(as_json(runs, defaults))
         return 0
     console = Console()
-    console = console if console.is_terminal else Console(width=160)
+    console = console if console.is_terminal else Console(width=_NO_FOLD)
     console.print(as_table(runs, defaults))
     if settings := settings_table(runs, defaults):
         console.print()

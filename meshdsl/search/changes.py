@@ -20,6 +20,7 @@ from meshdsl.lowering.program import SpmdProgram, Value
 
 _LIGHT = 1500  # instructions of a program for which all changes are tried
 _LEAST = 4  # changes that are tried of any program
+_MOST = 0.98  # of the most bytes that a rule saves: another one that saves these is as good
 _RULES, _WITHOUT = 3, 2  # rules that are added and left out at most
 
 
@@ -151,7 +152,8 @@ def _without(program: SpmdProgram) -> Iterator[Change]:
 def _stored_rules(program: SpmdProgram) -> Iterator[Rule]:
     """Yields rules that store the optimizer's state, then the parameters, in shards.
 
-    Of each, the rule is the one that saves most: that of a dim which most of them have.
+    Of each, the rule is one that saves most: that of a dim which most of them have. Of several,
+    it is the one of the largest dim.
     """
     scanned = _scanned(program)
     for scope in ("optimizer", "params"):
@@ -166,7 +168,8 @@ def _stored_rules(program: SpmdProgram) -> Iterator[Rule]:
                 bytes_off = value.bytes * (1 - 1 / program.mesh.sizes[axis])
                 saved[dim, axis] = saved.get((dim, axis), 0.0) + bytes_off
         if saved:
-            dim, axis = max(saved, key=lambda pair: saved[pair])
+            enough = _MOST * max(saved.values())
+            dim, axis = next(pair for pair, bytes_off in saved.items() if bytes_off >= enough)
             yield Rule(scope, dim, (axis,))
 
 

@@ -7,7 +7,6 @@ import re
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 import meshdsl as md
@@ -54,22 +53,6 @@ def test_the_readme_is_short_and_shows_what_the_guides_show():
     assert code.text in (GUIDES / "write-a-model.md").read_text()
     table = re.search(r"\| parallelism \|.*?\n\n", text, re.S)
     assert table and table[0] in (GUIDES / "choose-a-layout.md").read_text()
-
-
-def test_a_loop_with_optax_has_the_losses_of_one_device():
-    """The program's own values, on a mesh and in `jax.jit`, against a loop without a mesh."""
-    names = names_of(GUIDES / "programs.md")
-    value_and_grad, x = md.jit(md.value_and_grad(names["loss"])), names["x"]
-    params, tx = dict(names["begin"]), names["tx"]
-    state = tx.init(params)
-    for _ in range(5):
-        value, grads = value_and_grad(params, x)
-        updates, state = tx.update(grads, state, params)
-        params = optax.apply_updates(params, updates)
-    np.testing.assert_allclose(float(names["value"]), float(value), rtol=1e-5)
-    slopes = value_and_grad(params, x)[1]["w_in"]
-    largest = np.abs(slopes).max()
-    np.testing.assert_allclose(names["slopes"]["w_in"], slopes, rtol=1e-3, atol=1e-3 * largest)
 
 
 def test_the_classifier_learns_with_an_optimizer_of_its_own_too():

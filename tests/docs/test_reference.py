@@ -62,6 +62,17 @@ def test_every_command_and_every_flag_is_in_the_reference():
     assert all(f"| `meshdsl {name}` |" in text for name in main.COMMANDS)
 
 
+def test_the_page_of_flags_loses_no_sign_to_markdown():
+    rows = [line for line in flags_page.text().splitlines() if line.startswith("| <span")]
+    assert len(rows) >= len(FLAGS) - 5
+    for row in rows:
+        cell = re.sub("<span[^>]*></span>", "", row).strip("| ").split(" | ", 2)[2]
+        assert not re.search(r"[*_]|\|.*\|", "".join(cell.split("`")[::2]))
+        assert "&#" not in "".join(cell.split("`")[1::2])
+    (data,) = [row for row in rows if "`--data`" in row]
+    assert FLAGS["data"][2].replace("*", "&#42;").split(",")[0] in data
+
+
 def test_every_metric_is_in_the_reference():
     text = (DOCS / "reference" / "files.md").read_text()
     assert [key for key in KEYS if f"`{key}`" not in text] == []

@@ -60,6 +60,14 @@ def test_a_change_has_the_figures_of_the_changed_step_and_is_not_advised_again()
     assert len(set(told)) == len(told) > 0
 
 
+def test_the_state_is_stored_by_the_dim_that_reaches_most_of_it():
+    """`d_ff` is the largest dim of the largest parameter, but few parameters have it."""
+    stored = [change.how for change in changes("batch:data") if "/" in change.how]
+    assert stored == ["`params/embed:model`"]
+    peaks = [lowered(f"batch:data; params/{dim}:model").peak_bytes for dim in ("embed", "d_ff")]
+    assert peaks[0] < peaks[1]
+
+
 def test_a_change_that_cannot_be_made_is_left_out():
     program = lowered(MEGATRON)
 
