@@ -217,6 +217,24 @@ def test_supervisors_of_two_hosts_go_on_together_after_kills(text, tmp_path):
     assert losses(work) == losses(tmp_path / "alone") and len(losses(work)) == 120
 
 
+def hosts_that_can_be_lost(text, folder, when, shrink_after, copies):
+    """Trains in `alone`; returns what starts one of three hosts that train alike in `work`."""
+    alone = started(3, text, folder / "alone", *when, mesh="data:3")
+    _, errors = alone.communicate(timeout=600)
+    assert alone.returncode == 0, errors
+    with socket.create_server(("localhost", 0)) as listener:
+        where = f"--coordinator=localhost:{listener.getsockname()[1]}"
+
+    def host(number):
+        own = [where, "--num_processes=3"]
+        own += [f"--host_copies={folder}/copies.{number}"] * copies
+        line = [f"--first_process={number}", "--elastic_axis=data"]
+        line.append(f"--shrink_after={shrink_after}")
+        return started(1, text, folder / "work", *when, *own, launch=line, mesh="data:3")
+
+    return host
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 @pytest.mark.parametrize("copies", [False, True])
@@ -224,18 +242,7 @@ def test_fewer_hosts_go_on_with_the_same_batches_and_grow_again(copies, text, tm
     """Losses are those of a run that nothing happened to, within rounding."""
     work, steps = tmp_path / "work", 800
     when = (f"--steps={steps}", "--checkpoint_every=10")
-    alone = started(3, text, tmp_path / "alone", *when, mesh="data:3")
-    _, errors = alone.communicate(timeout=600)
-    assert alone.returncode == 0, errors
-    with socket.create_server(("localhost", 0)) as listener:
-        where = f"--coordinator=localhost:{listener.getsockname()[1]}"
-    when += (where, "--num_processes=3")
-
-    def host(number):
-        own = [f"--host_copies={tmp_path}/copies.{number}"] * copies
-        line = [f"--first_process={number}", "--elastic_axis=data", "--shrink_after=1s"]
-        return started(1, text, work, *when, *own, launch=line, mesh="data:3")
-
+    host = hosts_that_can_be_lost(text, tmp_path, when, "1s", copies)
     hosts = [host(number) for number in range(3)]
     wait_for(lambda: max(losses(work), default=0) > 15, hosts[0])
     hosts[2].kill()
@@ -260,18 +267,7 @@ def test_the_first_host_is_lost_and_the_others_go_on_from_their_memory(text, tmp
     """One step at most is lost; when the host is back, the job has all of them again."""
     work, steps = tmp_path / "work", 600
     when = (f"--steps={steps}", "--checkpoint_every=1000", "--layout=batch:data")
-    alone = started(3, text, tmp_path / "alone", *when, mesh="data:3")
-    _, errors = alone.communicate(timeout=600)
-    assert alone.returncode == 0, errors
-    with socket.create_server(("localhost", 0)) as listener:
-        where = f"--coordinator=localhost:{listener.getsockname()[1]}"
-    when += (where, "--num_processes=3")
-
-    def host(number):
-        own = f"--host_copies={tmp_path}/copies.{number}"
-        line = [f"--first_process={number}", "--elastic_axis=data", "--shrink_after=2s"]
-        return started(1, text, work, *when, own, launch=line, mesh="data:3")
-
+    host = hosts_that_can_be_lost(text, tmp_path, when, "2s", copies=True)
     hosts = [host(number) for number in range(3)]
     wait_for(lambda: max(losses(work), default=0) > 15, hosts[1])
     (process,) = processes_of(hosts[0]).values()
