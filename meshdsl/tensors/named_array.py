@@ -52,7 +52,8 @@ class NamedArray(Tensor):
     Attributes:
         data: a numpy or JAX array whose shape is that of `dims`, pads added.
         dims: the dims, in the order of `data`'s.
-        cuts: how dims are cut into padded blocks; `()` for data without pads.
+        cuts: how dims are cut into padded blocks; `()` for data without pads. Results of programs
+            have zeros in pads.
     """
 
     __slots__ = ("cuts", "data", "dims")

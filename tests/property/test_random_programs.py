@@ -21,6 +21,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.lowering.passes.verify import verify
+from meshdsl.tensors.cuts import pad
 from tests.property import minimal
 from tests.property.pads import poisoned
 from tests.property.programs import Case, make_case, make_pipeline
@@ -105,6 +106,7 @@ def check(case: Case, backends: Sequence[str] = ("numpy", "jax")) -> None:
             with poisoned():
                 found = run(case.inputs)
             compare(found, expected, f"{backend} on {case.mesh}, {options}")
+            check_pads(found, case.inputs)
     if case.differentiable:
         check_gradient(case, single, expected)
     if not case.trains:
@@ -125,6 +127,20 @@ def compare(found, expected, what: str) -> None:
         scale = np.abs(want).max(initial=1.0)
         error = np.abs(want - have).max(initial=0.0)
         assert error <= TOLERANCE * scale, f"{where}: off by {error:.3g} at scale {scale:.3g}"
+
+
+def check_pads(results, inputs) -> None:
+    """All pads of results are zeros, whatever those of the inputs were.
+
+    A result that is an input has pads as they were given.
+    """
+    same = [np.asarray(one) for one in jax.tree.leaves(inputs, is_leaf=_is_array)]
+    for array in jax.tree.leaves(results, is_leaf=_is_array):
+        if not _is_array(array) or not array.cuts:
+            continue
+        logical = np.asarray(array)
+        if not any(np.array_equal(logical, one) for one in same):
+            assert np.array_equal(np.asarray(array.data), pad(np, logical, array.cuts))
 
 
 def _is_array(leaf) -> bool:
