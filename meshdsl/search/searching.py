@@ -146,7 +146,7 @@ class Search:
         self._decide()
         self._try_smaller(rows)
         unsettled = self._unsettled(candidates, rows)
-        proven = self._prove(unsettled)
+        proven = self._prove(unsettled, rows)
         rows_of = sorted({**self._tried, **self._decisions}.items())
         # Sorting keeps the order of equal ones.
         ordered = sorted([*(plan for _, plan in rows_of), *proven], key=lambda plan: plan.seconds)
@@ -168,33 +168,41 @@ class Search:
 
     def _unsettled(self, candidates: Sequence[Candidate], rows: Sequence[Candidate]) -> Unsettled:
         """Returns the candidates that time has not decided about."""
-        decided = {rows[at].order for at, plan in self._decisions.items() if plan.decided}
         return Unsettled(
             candidates,
             lambda row: self.bounds(row.point.variant).least(row.point, row.bound),
             {row.order: row.bound for row in rows},
-            decided.union(rows[at].order for at in self._failed),
+            {rows[at].order for at, plan in self._decisions.items() if plan.decided},
         )
 
-    def _prove(self, unsettled: Unsettled) -> list[Plan]:
+    def _prove(self, unsettled: Unsettled, rows: Sequence[Candidate]) -> list[Plan]:
         """Decides about candidates of the least bounds, until the best plan is near all others.
 
+        Where no plan fits yet, there is nothing to prove.
+
         Returns:
-            The best of their plans: the fastest, and those that need less memory than faster ones.
+            The best plans of points that were not tried before: the fastest, and those that need
+            less memory than faster ones.
         """
         plans: list[Plan] = []
         within, fastest = self.effort.within, self._fastest
-        if within is None or self.closed:
+        if within is None or self.closed or fastest == math.inf:
             return plans
+        tried = {rows[at].order: at for at in self._tried}
         while (row := unsettled.first()) is not None and (1 + within) * row.bound < fastest:
             if self._late():
                 break
             self.effort.told(fastest / row.bound - 1, unsettled.below(fastest / (1 + within)))
             plan = self._exactly(row.point, row.bound)
             unsettled.settle(row)
-            self._proven += 1
-            if plan is not None and plan.fits:
-                fastest = min(fastest, plan.seconds)
+            if row.order not in tried:
+                self._proven += 1
+            if plan is None:
+                continue
+            fastest = min(fastest, plan.seconds if plan.fits else math.inf)
+            if row.order in tried:
+                self._decisions[tried[row.order]] = plan
+            elif plan.fits:
                 plans = _worth_keeping([*plans, plan])
         return plans
 

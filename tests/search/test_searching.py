@@ -99,11 +99,21 @@ def test_a_plan_that_has_to_be_the_best_is_the_best_of_all():
     assert list(shares) == sorted(shares, reverse=True) and shares[-1] > 0
     assert list(left) == sorted(left, reverse=True) and left[-1] >= 1
     few = search(step, "h100", 8, effort=Effort(tried=2, decided=1))
-    assert plans.lowered == few.lowered + len(said)
+    assert few.lowered < plans.lowered <= few.lowered + len(said) <= plans.fitting + few.lowered
+    points = [plan.point for plan in (*plans.plans, *plans.tight)]
+    assert len(points) == len(set(points))
     assert few.gap > 0.01
     within = shares[len(said) // 2]  # it ends there
     near = search(step, "h100", 8, effort=Effort(tried=2, decided=1, within=within))
     assert 0 < near.gap <= within and near.lowered <= few.lowered + len(said) // 2
+
+
+def test_nothing_is_proven_where_nothing_fits():
+    limit = 0.8 * min(plan.peak_bytes for plan in search(mlp(16, 2048, 3), "v5p", 4).plans)
+    step = mlp(16, 2048, 3, options=md.Options(memory=int(limit)))
+    said = []
+    plans = search(step, "v5p", 4, effort=Effort(within=0.0, told=lambda *one: said.append(one)))
+    assert plans.tight and not plans.plans and not said
 
 
 def test_a_proof_that_time_ends_says_how_far_it_came():
