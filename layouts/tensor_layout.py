@@ -9,7 +9,7 @@ tensor's dims. Equal layouts are one object, so comparing and hashing them runs 
 The axes of a dim split it one after the other, each into equal blocks, the last block padded: 5
 positions over a=2, b=2 are blocks of 3 over a, and each of these is blocks of 2 over b:
 01 2- | 34 --. So without the last axis, neighbouring blocks join to the blocks of the remaining
-axes. The values of pads (`-`) are undefined.
+axes. The values of pads (`-`) are undefined inside of a program.
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ from meshdsl.lowering.placement.storage import stored_inputs, tensors_with_paths
 from meshdsl.lowering.program import SpmdProgram
 from meshdsl.lowering.stages import Given, Placed, Planned, Reduced, Simplified, Written
 from meshdsl.lowering.unused import paths_of, warn_of_layout, warn_of_options
+from meshdsl.lowering.writing.results import without_pads
 from meshdsl.lowering.writing.scope import Scope
 from meshdsl.ops.random import KEY
 from meshdsl.tensors.dims import did_you_mean
@@ -367,12 +368,8 @@ def _write(reduced: Reduced, simplified: Simplified, given: Given, phased: bool)
     outputs = []
     for tensor, where in zip(graph.outputs, output_layouts, strict=True):
         scope.builder.source = tensor.source
-        value = scope.get(tensor, where)
-        # Users hand whole arrays to functions of JAX, which add up pads with the rest. An input
-        # that is returned as it is needs no copy.
-        if value not in inputs:
-            value = scope.builder.mask_pads(value, value.shape.names, 0)
-        outputs.append(value)
+        outputs.append(scope.get(tensor, where))
+    outputs = without_pads(scope.builder, inputs, outputs)
     program = SpmdProgram(
         graph.name,
         simplified.mesh,

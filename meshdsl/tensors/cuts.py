@@ -2,10 +2,10 @@
 
 A dim is cut level by level, once for each mesh axis that splits it, major first: each level makes
 equal blocks, and pads fill up the last ones. 5 cut by (2, 2) is `01 2- | 34 --`. The contents of
-pads (`-`) are undefined. `Cuts` are the cuts of every dim of an array, in the array's order: the
-counts of each level for a dim with pads, `()` for one without. `()` alone stands for an array
-without pads. Functions take as `xp` numpy, or a module that pads and reshapes as numpy does (JAX's
-numpy, TensorFlow).
+pads (`-`) are undefined inside of a program. `Cuts` are the cuts of every dim of an array, in the
+array's order: the counts of each level for a dim with pads, `()` for one without. `()` alone stands
+for an array without pads. Functions take as `xp` numpy, or a module that pads and reshapes as numpy
+does (JAX's numpy, TensorFlow).
 """
 
 from __future__ import annotations

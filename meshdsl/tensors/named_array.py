@@ -53,7 +53,7 @@ class NamedArray(Tensor):
         data: a numpy or JAX array whose shape is that of `dims`, pads added.
         dims: the dims, in the order of `data`'s.
         cuts: how dims are cut into padded blocks; `()` for data without pads. Results of programs
-            have zeros in pads.
+            have zeros in pads, but an argument that is returned keeps its own.
     """
 
     __slots__ = ("cuts", "data", "dims")

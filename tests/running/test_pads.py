@@ -62,3 +62,23 @@ def test_what_moves_from_an_argument_to_a_result_has_zeros_in_pads_too():
     turned = program(padded)["turned"]
     assert not np.asarray(turned.data)[:, 30:].any()
     np.testing.assert_array_equal(np.asarray(turned), np.asarray(padded).T)
+
+
+def test_a_cache_that_parts_are_written_into_is_not_copied_for_its_pads():
+    row, memory, layers = md.dims(row=3, memory=8, layers=5)
+
+    def decode(cache, new, position):
+        def layer(carry, _):
+            cache, new = carry
+            return (md.dynamic_update_slice(cache, new, memory, position), new * 2), None
+
+        return md.scan(layer, (cache, new), md.arange(layers), layers)[0]
+
+    step = md.jit(decode, "model:2", "row:model", donate="cache")
+    specs = [
+        md.spec([row, memory], "float32"),
+        md.spec([row, md.Dimension("memory", 1)], "float32"),
+    ]
+    block = step.lower(*specs, md.spec([], "int32")).block
+    selects = [one.outputs[0].shape for one in block.instructions if one.op == "select"]
+    assert [shape.sizes for shape in selects] == [(3, 1)]  # the result that is computed anew

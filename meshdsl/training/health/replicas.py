@@ -6,7 +6,7 @@ have the same sum. A few small collectives say whether all of them do.
 Guarantees:
     A change of one element is always found. Other changes are missed once in 2^32 times.
     The sums are of bits, so -0.0 differs from 0.0, and equal NaNs are equal.
-    Pads, whose contents are undefined, are not compared.
+    Pads, which may hold anything, are not compared.
 """
 
 from __future__ import annotations
