@@ -101,7 +101,8 @@ class FiniteCheck:
             if self.stops:
                 raise NotFinite(
                     f"{message}. The update was left out. nonfinite=skip goes on without such "
-                    "steps; a lower learning rate or clip_norm may keep them from happening"
+                    "steps; a lower learning rate or clip_norm may keep them from happening. "
+                    "md.jit(recipe.train_step(), check_finite=True) names the operation"
                 )
             warnings.warn(f"{message}; the step is skipped", stacklevel=2)
 

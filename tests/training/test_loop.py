@@ -355,7 +355,7 @@ def test_a_step_that_is_not_finite_stops_the_run_and_names_the_gradient(tmp_path
     assert str(error.value) == (
         "step 5: the loss is nan, and the gradient of w_in is not finite. The update was left out. "
         "nonfinite=skip goes on without such steps; a lower learning rate or clip_norm may keep "
-        "them from happening"
+        "them from happening. md.jit(recipe.train_step(), check_finite=True) names the operation"
     )
     first, second = lines(tmp_path)
     assert (first["skipped_steps"], second["skipped_steps"]) == (0, 2)
