@@ -3,15 +3,14 @@
     python examples/sweep.py --mesh_shape=data:64 --mesh_shape=data:8,model:8 \
         --layout='batch:data;d_ff:model' --layout=batch:data --layout='batch:data;params/embed:data'
 
-Each layout is planned on each mesh. What a device computes, sends and holds is known without
-running anything, so the meshes may be larger than this machine. With `--run` the steps are measured
-too, on meshes that fit it (`--host_devices=8` makes virtual devices). What does not fit together is
-told below the table.
+Each layout is planned on each mesh. What a device computes, sends and holds, and how long a step
+takes on `--hardware`, is known without running anything, so the meshes may be larger than this
+machine. With `--run` the steps are measured too, on meshes that fit it (`--host_devices=8` makes
+virtual devices). What does not fit together is told below the table.
 
 Of the lines above the first one, tensor parallelism, sends 31.5 MiB per device and holds 40.5. Data
 parallelism alone sends 252 MiB and holds 320. With parameters in shards (FSDP) it holds 37.6 and
-sends 378. For a time by simulation see `meshdsl sweep`, which does this for the models of the
-command line.
+sends 378.
 """
 
 import csv
@@ -30,11 +29,12 @@ flags.DEFINE_multi_string("layout", ["batch:data"], "Dims split over mesh axes."
 flags.DEFINE_integer("batch", 512, "Examples of a step.", lower_bound=1)
 flags.DEFINE_integer("embed", 1024, "Features of an example.", lower_bound=1)
 flags.DEFINE_integer("layers", 4, "Layers of the model.", lower_bound=1)
+flags.DEFINE_string("hardware", "v5p", "What the time is simulated for, or a file of calibrate.")
 flags.DEFINE_bool("run", False, "Measure the steps on the devices of this machine.")
 flags.DEFINE_integer("host_devices", None, "Make this many virtual CPU devices.", lower_bound=1)
 flags.DEFINE_string("out", None, "A CSV file for the table.")
 # Of the table; each with its width.
-COLUMNS = dict.fromkeys(["Gflop", "MiB held", "MiB sent", "ms"], ">10.1f")
+COLUMNS = dict.fromkeys(["Gflop", "MiB held", "MiB sent", "ms", "ms measured"], ">12.3f")
 COLUMNS = {"mesh": "16", "layout": "34", **COLUMNS}
 
 
@@ -104,9 +104,9 @@ def sweep():
             problems.append(f"{mesh} | {layout}\n{error}")
             continue
         held, sent = program.peak_bytes / 2**20, program.wire_bytes / 2**20
-        cells = mesh, layout, program.flops / 1e9, held, sent, taken
-        rows.append(dict(zip(COLUMNS, cells, strict=True)))
-    return sorted(rows, key=lambda row: (row["ms"], row["MiB sent"])), problems
+        cells = program.flops / 1e9, held, sent, 1e3 * program.seconds(FLAGS.hardware), taken
+        rows.append(dict(zip(COLUMNS, (mesh, layout, *cells), strict=True)))
+    return sorted(rows, key=lambda row: (row["ms measured"], row["ms"])), problems
 
 
 def main(_):
@@ -117,7 +117,7 @@ def main(_):
         jax.config.update("jax_num_cpu_devices", FLAGS.host_devices)
     rows, problems = sweep()
     columns = [*COLUMNS.items()] if FLAGS.run else [*COLUMNS.items()][:-1]
-    print("".join(f"{name:{width.removesuffix('.1f')}}" for name, width in columns))
+    print("".join(f"{name:{width.removesuffix('.3f')}}" for name, width in columns))
     for row in rows:
         print("".join(f"{row[name]:{width}}" for name, width in columns))
     print(*problems, sep="\n\n")

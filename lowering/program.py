@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshdsl.late import late
+from meshdsl.layouts.calibration import find_hardware
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.collectives import COLLECTIVES
@@ -485,6 +486,18 @@ class SpmdProgram:
     def flops(self) -> int:
         """Floating-point operations of one device per run; see `lowering.costs.flops`."""
         return late("flops of a program")(self)
+
+    def seconds(self, hardware: str) -> float:
+        """Returns the simulated time of one run: `program.seconds("v5p")`.
+
+        Args:
+            hardware: a name, or the file of a calibration. A program that time has decided about,
+                by `Options(hardware="v5p")`, is the fastest there.
+
+        Raises:
+            ValueError: it is not known, or its file cannot be used.
+        """
+        return late("time of a program")(self, find_hardware(hardware))
 
     def __str__(self) -> str:
         return late("program as text")(self)

@@ -35,6 +35,7 @@ CALLS = {
     # What a program costs, computed when it is asked for.
     "memory of a program": "meshdsl.lowering.costs.memory:memory",
     "flops of a program": "meshdsl.lowering.costs.flops:flops",
+    "time of a program": "meshdsl.lowering.costs.simulation:step_seconds",
 }
 
 

@@ -66,6 +66,18 @@ def test_a_pickled_program_prints_the_same_and_runs():
     program.compile()
 
 
+def test_the_time_of_a_program_is_near_the_peak_of_its_hardware_for_one_large_product():
+    x = md.spec(md.dims(batch=8192, embed=4096), "bfloat16")
+    w = md.spec(md.dims(embed=4096, d_ff=16384), "bfloat16")
+    jitted = md.jit(lambda x, w: md.einsum(x, w, over="embed"), "data:4", "batch:data")
+    program = jitted.lower(x, w)
+    for name, peak in {"v5p": 459e12, "v5e": 197e12, "h100": 989e12}.items():  # of data sheets
+        least = program.flops / peak
+        assert least < program.seconds(name) < 1.5 * least
+    with pytest.raises(ValueError, match=r"unknown hardware 'v5q'; choose one of .*`v5p`"):
+        program.seconds("v5q")
+
+
 def test_a_program_lowered_from_a_graph_says_how_to_compile_and_how_to_run_it():
     x = md.named(np.ones(4, np.float32), ["a"])
     program = lower(md.jit(md.exp).trace(x), md.Mesh(), md.Layout())
