@@ -203,6 +203,7 @@ class Hosts:
         self._starts = starts
         self._superseded = False
         self._leaves = False  # this host leaves the job, which goes on
+        self._ends = False  # a signal to another host has ended the job
         self._meeting = ""
         self._job: Job | None = None
         self._members: list[_Member] = []
@@ -376,24 +377,30 @@ class Hosts:
 
     def leave(self) -> str | None:
         with self._changed:
-            self._leaves = True
-            left = len(self._places())
-            self._leaves = self._has_begun and left >= min(self._counts)
-        return None if self._leaves else self._needed(left)
+            needed = self._needed(None)
+            self._leaves = self._has_begun and not needed
+        if not self._has_begun:
+            return "it has not begun, and is not begun without the first host"
+        return needed or None
 
     @property
     def _has_begun(self) -> bool:
         return bool(self._last_places) or self._starts > 1
 
-    def _needed(self, left: int) -> str:
-        """Returns why the job cannot go on with so many places."""
-        if not self._has_begun:
-            return "it has not begun, and is not begun without the first host"
-        least = min(self._counts)
+    def _left_without(self, member: _Member | None) -> int:
+        """Returns how many places are left without a host; None: this one."""
+        return sum(host is not member for host, _ in self._places())
+
+    def _needed(self, member: _Member | None) -> str:
+        """Returns why the job cannot go on without a host; empty: it can."""
+        left, least = self._left_without(member), min(self._counts)
+        if left >= least:
+            return ""
         needs = f"needs {least}" if self._terms.elastic else "has no --elastic_axis to go on with"
         return (
             f"the other hosts have places for {left} of its {self._terms.total} processes, and it "
-            f"{needs}. Hosts with --spare would take its place"
+            f"{needs}. A host with --spare would take the place of "
+            f"{'the first one' if member is None else member.host}"
         )
 
     def close(self, code: int, goes_on: bool = False) -> None:
@@ -496,24 +503,19 @@ class Hosts:
         if self._job is None:
             return
         with self._changed:
-            may_go = self._can_lose(member)
-            if may_go:
+            needed = self._needed(member)
+            if not needed:
                 member.leaving = number
-            if may_go and not member.running:
+            if not needed and not member.running:
                 self._dismiss_leaving()
-        if not may_go:
-            if not self._job.ending:
-                left = len(self._places()) - len(member.numbers)
+        if needed:
+            if not self._ends and (self._leaves or not self._job.ending):
                 name = signal.Signals(number).name
-                self._report(f"{name} to {member.host} ends the job: {self._needed(left)}")
+                self._report(f"{name} to {member.host} ends the job: {needed}")
+            self._ends = True
             self._job.pass_on(number)
         elif member.running:
             self._job.renew()
-
-    def _can_lose(self, member: _Member) -> bool:
-        """Whether the job goes on without a host that is to end."""
-        left = len(self._places()) - (0 if member.leaving else len(member.numbers))
-        return any(count <= left for count in self._counts)
 
     def _other_code(self, hello: Mapping[str, Any]) -> str:
         """Returns how a supervisor differs that may not know the messages of this one."""

@@ -166,7 +166,8 @@ class Supervisor:
             self.renew()
             return
         if needed:
-            self._needed = f"{signal.Signals(number).name} has ended the job: {needed}"
+            name = signal.Signals(number).name
+            self._needed = f"{name} to the first host has ended the job: {needed}"
         self.pass_on(number)
 
     def _leave(self) -> int:

@@ -85,9 +85,10 @@ def test_a_first_supervisor_leaves_if_the_others_can_go_on(leader):
     assert len(took(crew, 1, 2)) == 3
     assert crew.leave() is None
     one, other = crew._members
-    assert crew._can_lose(one)
+    assert not crew._needed(one)
     one.leaving = 15
-    assert not crew._can_lose(other)  # who would be left?
+    assert crew._needed(other)  # who would be left?
+    assert not crew._needed(one)  # it leaves already
 
 
 def test_a_first_supervisor_that_the_job_needs_is_told_why(leader):
@@ -99,3 +100,42 @@ def test_a_first_supervisor_that_the_job_needs_is_told_why(leader):
         "the other hosts have places for 1 of its 3 processes, and it ne"
     )
     assert len(crew._places()) == 2  # this one stays
+
+
+def signalled(crew, at):
+    """Sends SIGTERM to another host; returns which signals then end the job."""
+    ends = []
+    crew._job = SimpleNamespace(ending=crew._leaves, pass_on=ends.append, renew=lambda: None)
+    crew._signalled(crew._members[at], 15)
+    return ends
+
+
+def test_the_host_whose_signal_ends_the_job_is_named_with_the_reason(leader):
+    crew, said, _ = leader(shrink_after=10.0)
+    crew._counts = [3]
+    came(crew, 1)  # the job has not begun
+    assert signalled(crew, 0) == [15]
+    assert said == [
+        "SIGTERM to host1 ends the job: the other hosts have places for 1 of its 3 processes, and "
+        "it needs 3. A host with --spare would take the place of host1"
+    ]
+
+
+def test_a_signal_that_ends_a_job_whose_first_host_leaves_is_told_once(leader):
+    crew, said, _ = leader(shrink_after=10.0)
+    crew._counts = [3, 2]
+    took(crew, 1, 2)
+    assert crew.leave() is None
+    assert [signalled(crew, at) for at in (1, 0)] == [[15], [15]]
+    (told,) = said
+    assert told.startswith("SIGTERM to host2 ends the job: the other hosts have places for 1 of")
+
+
+def test_places_of_a_host_that_leaves_are_taken_off_once(leader):
+    crew, said, _ = leader(shrink_after=10.0)
+    crew._counts = [3, 2]
+    took(crew, 1, 2)
+    assert signalled(crew, 0) == []
+    crew._members.pop()  # is lost
+    assert signalled(crew, 0) == [15]  # a second signal to the one that leaves
+    assert "have places for 1 of its 3 processes" in said[0]
