@@ -182,20 +182,19 @@ class Hosts:
 
     Args:
         starts: how many starts the job has had under another first supervisor.
-        awaited: hosts that live, and will come from that one: their names by `own_id`.
+        awaited: hosts that live, and will come from that one.
 
     Raises:
         ValueError: it cannot listen at its port, or cannot write to the workdir.
     """
 
-    def __init__(
-        self, host: Host, starts: int = 0, awaited: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, host: Host, starts: int = 0, awaited: Sequence[Listed] = ()) -> None:
         self._host, self._terms, self._workdir = host, host.terms, host.workdir
         self._report, terms = host.report, host.terms
         self._lost_at = time.monotonic()  # when a host was lost last, or the job began
-        self._awaited = {**(awaited or {})}  # those that have not come yet
+        self._awaited = {one.own_id: one for one in awaited}  # those that have not come yet
         self._awaited_until = self._lost_at + _GATHERING
+        self._has_begun = starts > 0
         if starts:  # it has waited for the one before
             self._lost_at -= host.shrink_after
         self._last_places: list[tuple[str, int]] = []  # the places of the last start
@@ -238,7 +237,7 @@ class Hosts:
                         f"{missing[0]}` on their host, or see why it ended"
                     )
                 if now >= report_at:
-                    who = ", ".join(self._awaited.values()) or f"the hosts of {listed(missing)}"
+                    who = self._awaited_hosts or f"the hosts of {listed(missing)}"
                     self._report(f"waiting for {who}")
                     report_at = now + _REPORT_EVERY
                 self._changed.wait(_POLL)
@@ -255,7 +254,7 @@ class Hosts:
             return 0
         if self._awaited:
             self._report(
-                f"{', '.join(self._awaited.values())}: stood by when the first supervisor was "
+                f"{self._awaited_hosts}: stood by when the first supervisor was "
                 f"lost, but did not come to this one within {_GATHERING:g} s. It is not waited for "
                 "any more: see whether it reaches this host"
             )
@@ -265,6 +264,10 @@ class Hosts:
         if there >= self._terms.total and (after or self._starts > 1 or not self._missing()):
             return self._terms.total
         return self._most() if after and self._terms.elastic else 0
+
+    @property
+    def _awaited_hosts(self) -> str:
+        return ", ".join(one.host for one in self._awaited.values())
 
     def _most(self) -> int:
         """Returns the largest number of processes for which there are places."""
@@ -307,7 +310,7 @@ class Hosts:
     def _take(self, places: Sequence[tuple[_Member | None, int]]) -> list[Child | RemoteProcess]:
         """Returns processes in some places, numbered anew."""
         self._meeting = self._terms.meeting
-        self._last_places = [*map(_named, places)]
+        self._last_places, self._has_begun = [*map(_named, places)], True
         self._tell_hosts()
         processes: list[Child | RemoteProcess] = []
         hosts: set[_Member | None] = set()
@@ -383,13 +386,10 @@ class Hosts:
             return "it has not begun, and is not begun without the first host"
         return needed or None
 
-    @property
-    def _has_begun(self) -> bool:
-        return bool(self._last_places) or self._starts > 1
-
     def _left_without(self, member: _Member | None) -> int:
         """Returns how many places are left without a host; None: this one."""
-        return sum(host is not member for host, _ in self._places())
+        awaited = sum(one.places for one in self._awaited.values())
+        return sum(host is not member for host, _ in self._places()) + awaited
 
     def _needed(self, member: _Member | None) -> str:
         """Returns why the job cannot go on without a host; empty: it can."""

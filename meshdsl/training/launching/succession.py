@@ -56,8 +56,7 @@ class HostSupervisor:
                 f"the first supervisor {gone}: the one of this host, at {terms.coordinator}, "
                 "leads the job from now on"
             )
-        awaited = {one.own_id: one.host for one in succession.others}
-        crew = Hosts(host, succession.starts, awaited)
+        crew = Hosts(host, succession.starts, succession.others)
         launch = Launch(crew, host.workdir, *self.restarts, host.report, host.copies)
         if succession.starts and not succession.left:
             starts = Starts.read(host.workdir / FOLDER)

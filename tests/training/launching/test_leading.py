@@ -8,6 +8,7 @@ import pytest
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.training.launching import hosts
 from meshdsl.training.launching.elastic import Elastic
+from meshdsl.training.launching.leading import Listed
 
 
 def free_port():
@@ -47,9 +48,14 @@ def came(crew, number, copies=()):
     assert crew._not_now({"token": crew._token}, new) == ""
 
 
+def awaited(*numbers):
+    """Returns hosts that have not come yet."""
+    return [Listed(f"host{n}", (f"host{n}",), 1, 1, f"host{n}") for n in numbers]
+
+
 def test_one_that_leads_anew_waits_for_all_that_live_and_names_who_does_not_come(leader):
     """Without their copies the state may be lacking, though fewer could go on."""
-    others = {f"host{n}": f"host{n}" for n in (1, 2)}
+    others = awaited(1, 2)
     crew, said, now = leader(starts=1, shrink_after=10.0, awaited=others)
     came(crew, 1)
     now[0] += 9
@@ -66,7 +72,7 @@ def test_one_that_leads_anew_waits_for_all_that_live_and_names_who_does_not_come
 
 
 def test_one_that_leads_anew_does_not_wait_for_those_that_are_gone(leader):
-    crew, said, _ = leader(starts=1, shrink_after=10.0, awaited={"host2": "host2"})
+    crew, said, _ = leader(starts=1, shrink_after=10.0, awaited=awaited(2))
     came(crew, 2)
     assert (crew._count(), said) == (2, [])
 
@@ -139,3 +145,18 @@ def test_places_of_a_host_that_leaves_are_taken_off_once(leader):
     crew._members.pop()  # is lost
     assert signalled(crew, 0) == [15]  # a second signal to the one that leaves
     assert "have places for 1 of its 3 processes" in said[0]
+
+
+def test_hosts_that_have_not_come_back_count_where_another_one_is_taken_away(leader):
+    crew, said, _ = leader(starts=1, shrink_after=10.0, awaited=awaited(1, 2))
+    crew._counts = [3, 2]
+    assert crew.leave() is None
+
+    crew, said, _ = leader(starts=1, shrink_after=10.0, awaited=awaited(1, 2))
+    crew._counts = [3, 2]
+    came(crew, 2)
+    assert (signalled(crew, 0), said) == ([], [])
+
+    crew, said, _ = leader(starts=1, shrink_after=10.0, awaited=awaited(1))
+    crew._counts = [3, 2]
+    assert "have places for 1 of its 3 processes" in crew.leave()
