@@ -183,17 +183,22 @@ class Hosts:
     Args:
         starts: how many starts the job has had under another first supervisor.
         awaited: hosts that live, and will come from that one.
+        left: whether that one has left the job; else it is lost.
 
     Raises:
         ValueError: it cannot listen at its port, or cannot write to the workdir.
     """
 
-    def __init__(self, host: Host, starts: int = 0, awaited: Sequence[Listed] = ()) -> None:
+    def __init__(
+        self, host: Host, starts: int = 0, awaited: Sequence[Listed] = (), left: bool = False
+    ) -> None:
         self._host, self._terms, self._workdir = host, host.terms, host.workdir
         self._report, terms = host.report, host.terms
         self._lost_at = time.monotonic()  # when a host was lost last, or the job began
         self._awaited = {one.own_id: one for one in awaited}  # those that have not come yet
         self._awaited_until = self._lost_at + _GATHERING
+        # What became of the one before.
+        self._before = "the first supervisor " + ("left the job" if left else "was lost")
         self._has_begun = starts > 0
         if starts:  # it has waited for the one before
             self._lost_at -= host.shrink_after
@@ -254,9 +259,9 @@ class Hosts:
             return 0
         if self._awaited:
             self._report(
-                f"{self._awaited_hosts}: stood by when the first supervisor was "
-                f"lost, but did not come to this one within {_GATHERING:g} s. It is not waited for "
-                "any more: see whether it reaches this host"
+                f"{self._awaited_hosts}: stood by when {self._before}, but did not come to this "
+                f"one within {_GATHERING:g} s. It is not waited for any more: see whether it "
+                "reaches this host"
             )
             self._awaited = {}
         there = len(self._places())

@@ -56,7 +56,7 @@ class HostSupervisor:
                 f"the first supervisor {gone}: the one of this host, at {terms.coordinator}, "
                 "leads the job from now on"
             )
-        crew = Hosts(host, succession.starts, succession.others)
+        crew = Hosts(host, succession.starts, succession.others, succession.left)
         launch = Launch(crew, host.workdir, *self.restarts, host.report, host.copies)
         if succession.starts and not succession.left:
             starts = Starts.read(host.workdir / FOLDER)

@@ -70,6 +70,11 @@ def test_one_that_leads_anew_waits_for_all_that_live_and_names_who_does_not_come
     (told,) = said
     assert told.startswith("host1: stood by when the first supervisor was lost, but did not come")
 
+    crew, said, now = leader(starts=1, shrink_after=10.0, awaited=others, left=True)
+    now[0] += 16
+    crew._count()
+    assert said[0].startswith("host1, host2: stood by when the first supervisor left the job, but")
+
 
 def test_one_that_leads_anew_does_not_wait_for_those_that_are_gone(leader):
     crew, said, _ = leader(starts=1, shrink_after=10.0, awaited=awaited(2))
