@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ START = "start"
 BESIDE = "beside"
 NEEDS = "needs"  # sets of processes: of each, one has to be there for the state to be whole
 FIRST = (0, "")  # the start of a copy that does not name it
+_PROCESS = re.compile(r"process\.\d+")  # the folder of a process
 
 
 def newest_saved(workdir: str | os.PathLike[str]) -> tuple[int, float] | None:
@@ -38,10 +40,10 @@ def newest_saved(workdir: str | os.PathLike[str]) -> tuple[int, float] | None:
 def copies_in(folder: str | os.PathLike[str]) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """Yields the complete copies on this host: whose folder, the step, and the description.
 
-    Those whose description cannot be read are left out.
+    Those that cannot be read are left out, such as those that a process deletes meanwhile.
     """
-    for own in _folders(folder):
-        for path in sorted(own.glob("*")):
+    for own in _entries(Path(folder)):
+        for path in _entries(own) if _PROCESS.fullmatch(own.name) else ():
             if path.name.isdigit():
                 try:
                     about = json.loads((path / ABOUT).read_text())
@@ -51,5 +53,8 @@ def copies_in(folder: str | os.PathLike[str]) -> Iterator[tuple[str, int, dict[s
                     yield own.name, int(path.name), about
 
 
-def _folders(folder: str | os.PathLike[str]) -> list[Path]:
-    return sorted(path for path in Path(folder).glob("process.*") if path.is_dir())
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:  # it is not there any more, or no folder
+        return []

@@ -280,7 +280,11 @@ class Member:
         child = self.children[number] = Child(number, message["shown"])
 
         def tell(code: int | None, lines: list[str]) -> None:
-            copies = said(self.host.copies)
+            try:
+                copies = said(self.host.copies)
+            except Exception as error:  # whatever is in that folder: others wait for this message
+                self._report_once(f"copies in {self.host.copies} cannot be read: {error}")
+                copies = []
             line.send(ended=number, of=of, code=code, lines=lines, copies=copies)
 
         def ended(child: Child) -> None:

@@ -1,5 +1,7 @@
 """Supervisors count only steps whose shards are together on the hosts that are there."""
 
+import os
+import shutil
 from types import SimpleNamespace
 
 import jax
@@ -100,3 +102,35 @@ def test_what_a_state_needs_is_one_process_of_each_that_have_a_block(monkeypatch
     split = {"w": array(4), "v": array(4), "all": array(1), "each": array(8)}
     needs = blocks.holders_of(split)
     assert needs == [[0], [0, 1, 2, 3], [0, 2], [1], [1, 3], [2], [3]]
+
+
+def copy_in(folder):
+    (folder / "8").mkdir(parents=True)
+    (folder / "8" / "about.json").write_text('{"start": [1, "a"]}')
+
+
+def test_only_folders_of_processes_have_copies(tmp_path):
+    for name in ("process.3", "process.3.old", "process.", "process.x"):
+        copy_in(tmp_path / name)
+    (tmp_path / "process.4").touch()
+    (one,) = said(tmp_path)
+    assert one["has"] == [3]
+
+
+def test_copies_that_a_process_deletes_meanwhile_are_none(tmp_path, monkeypatch):
+    for name in ("process.1", "process.2"):
+        copy_in(tmp_path / name)
+    listed = os.scandir, os.listdir
+
+    def deleting(entries):
+        def of(path="."):
+            if str(path).endswith("process.1"):  # between two looks
+                shutil.rmtree(path)
+            return entries(path)
+
+        return of
+
+    for name, entries in zip(("scandir", "listdir"), listed, strict=True):
+        monkeypatch.setattr(os, name, deleting(entries))
+    (one,) = said(tmp_path)
+    assert one["has"] == [2]
