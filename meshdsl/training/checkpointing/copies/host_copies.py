@@ -81,6 +81,8 @@ class HostCopies(LocalFolder):
         self._needs: list[list[int]] = []
         self._copied = 0  # how many this process has made
         self._full = False
+        self._said_so = False  # that this start has taken a step
+        self._warned = False  # that it could not be said
         here = ""
         with together():
             try:
@@ -127,8 +129,6 @@ class HostCopies(LocalFolder):
         try:
             self._needs = self._needs or holders_of(arrays)
             self._copy(step, *blocks_of(arrays), about)
-            if self._copied == 1 and jax.process_index() == 0:
-                self._starts.went_on(self._start[0], self._went_on_from)
         except (OSError, SafetensorError) as error:
             self._full = True
             shutil.rmtree(self.path / _PART, ignore_errors=True)
@@ -138,6 +138,28 @@ class HostCopies(LocalFolder):
                 "a restart goes on from the last checkpoint",
                 stacklevel=4,
             )
+            return
+        self.abandon_others()
+
+    def abandon_others(self) -> None:
+        """Says once, in the first process, that this start has taken a step; see `Starts.went_on`.
+
+        If it cannot be written down, it warns, and the next call tries again.
+        """
+        if self._said_so or jax.process_index():
+            return
+        try:
+            self._starts.went_on(self._start[0], self._went_on_from)
+            self._said_so = True
+        except OSError as error:
+            if not self._warned:
+                warnings.warn(
+                    f"cannot write to {self._starts.file}: {error.strerror}. Until it can be "
+                    "written, a restart may go on from copies of an earlier start, which a host "
+                    "that was away may hold",
+                    stacklevel=4,
+                )
+            self._warned = True
 
     def _copy(
         self, step: int, blocks: Mapping[str, np.ndarray], regions: Any, about: Mapping[str, Any]

@@ -1,5 +1,6 @@
 """Copies that a host still holds of a line of training that was abandoned are not gone on from."""
 
+import errno
 import shutil
 
 import pytest
@@ -65,6 +66,25 @@ def test_copies_do_not_win_over_checkpoints_of_a_later_job_without_copies(job, t
     job(new, saves=5, copies=False)
     back()
     assert_same(job(new).state, new)
+
+
+def no_space(*given):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_start_that_cannot_be_written_down_copies_on_and_says_it_later(tmp_path, monkeypatch):
+    kept, state = tmp_path / "kept", made()
+    with Checkpoints(kept, host_copies=tmp_path / "copies") as checkpoints:
+        said = r"cannot write to .*kept/starts\.json: No space"
+        with monkeypatch.context() as full, pytest.warns(UserWarning, match=said) as told:
+            full.setattr(Starts, "_write", no_space)
+            checkpoints.copy(1, state)
+            checkpoints.copy(2, state)
+        assert len(told) == 1
+        assert Starts.read(kept).begun == []
+        checkpoints.copy(3, state)
+        assert Starts.read(kept).begun == [(1, 0)]
+        assert checkpoints.restore(state).step == 3
 
 
 def test_a_start_that_takes_no_step_abandons_nothing(job, tmp_path):
