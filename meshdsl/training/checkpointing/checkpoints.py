@@ -133,16 +133,23 @@ class Checkpoints:
             to_local.prepare(step)
         elif step in self._kept.steps():
             return
-        self._abandon_copies()
+        self._abandon_copies(step)
         unpadded, about = self._contents(step, state, position)
         if to_local is not None:
             to_local.save(step, unpadded, about)
         else:
             self._kept.save(step, unpadded, about, eval_loss)
 
-    def _abandon_copies(self) -> None:
-        """Says at the first save of a run without copies that those of an earlier one are old."""
-        if self._went_on_from is not None and self._copies is None and jax.process_index() == 0:
+    def _abandon_copies(self, step: int) -> None:
+        """Says at the first save of a step that this run has taken that older copies are old.
+
+        A run with copies says it with its first one, but there may be none: memory may be full.
+        """
+        if self._went_on_from is None or step <= self._went_on_from:
+            return
+        if self._copies is not None:
+            self._copies.abandon_others()
+        elif jax.process_index() == 0:
             starts = Starts.read(self._kept.path)
             if starts.last:
                 with suppress(OSError):  # what saves says so

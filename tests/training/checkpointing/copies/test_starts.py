@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from meshdsl.training.checkpointing.checkpoints import Checkpoints
+from meshdsl.training.checkpointing.copies import host_copies
 from meshdsl.training.checkpointing.copies.starts import Starts
 from tests.training.checkpointing.test_checkpoints import assert_same, made
 
@@ -70,6 +71,32 @@ def test_copies_do_not_win_over_checkpoints_of_a_later_job_without_copies(job, t
 
 def no_space(*given):
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_copies_do_not_win_over_checkpoints_of_a_later_start_whose_memory_is_full(
+    job, tmp_path, monkeypatch
+):
+    old, new = made(0), made(1)
+    job(old, 8, 9)
+    back = away(tmp_path)
+    with monkeypatch.context() as full, pytest.warns(UserWarning, match="goes on without copies"):
+        full.setattr(host_copies, "save_file", no_space)
+        job(new, 4, 5, saves=5)
+    assert Starts.read(tmp_path / "kept").begun == [(2, 0)]  # its own number
+    back()
+    found = job(new)
+    assert (found.step, found.source) == (5, "")
+    assert_same(found.state, new)
+
+
+def test_a_save_of_a_start_that_takes_no_step_abandons_nothing(job, tmp_path):
+    state = made(0)
+    job(state, 6, 7, 8)
+    back = away(tmp_path)
+    shutil.copytree(tmp_path / "away" / "7", tmp_path / "copies" / "process.0" / "7")
+    assert job(state, saves=7).step == 7  # and is killed
+    back()
+    assert job(state).step == 8
 
 
 def test_a_start_that_cannot_be_written_down_copies_on_and_says_it_later(tmp_path, monkeypatch):
