@@ -9,8 +9,8 @@ and v follow x and e (Salimans and Ho 2022, "Progressive distillation", appendix
 from noise and turns the angle back (DDIM). With `height:rows` each device has some rows of every
 image; convolutions exchange one row with each neighbour.
 
-After 400 steps the mean square error is 0.30, and of 100 drawn digits 81 are nearest to a real one
-of the number that was asked for.
+The digits are scikit-learn's (`pip install scikit-learn`). After 400 steps the mean square error is
+0.30, and of 100 drawn digits 81 are nearest to a real one of the number that was asked for.
 """
 
 import argparse
@@ -173,7 +173,7 @@ def main():
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", given.host_devices)
     training, held_out = digits()
-    rate = optim.schedules.warmup_cosine(5e-3, 10, given.steps)
+    rate = optim.schedules.warmup_cosine(5e-3, min(10, given.steps // 2), given.steps)
     init = functools.partial(UNet.init, width=given.channels)
     result = train(
         Recipe(init, loss, optim.AdamW(rate), seed=given.seed),

@@ -76,7 +76,7 @@ def main():
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", given.host_devices)
     training, held_out = digits()
-    rate = optim.schedules.warmup_cosine(1e-2, 20, given.steps)
+    rate = optim.schedules.warmup_cosine(1e-2, min(20, given.steps // 2), given.steps)
     batches = shuffled_batches(training, given.batch_size, given.seed)
     result = train(
         Recipe(Mlp.init, loss, optim.AdamW(rate, weight_decay=0.1), seed=given.seed),

@@ -95,7 +95,8 @@ def main():
         weights = given.init_from
         if weights is None:
             weights = Path(folder) / "weights"
-            rate = optim.schedules.warmup_cosine(3e-3, 10, given.first_steps)
+            steps = given.first_steps
+            rate = optim.schedules.warmup_cosine(3e-3, min(10, steps // 2), steps)
             first = learned(given, text, model, given.first_steps, rate)
             save_weights(weights, first.state.params)
         before = held_out_loss(given, text.upper(), model, weights)
@@ -104,7 +105,7 @@ def main():
             text.upper(),
             models.with_lora(model, given.lora),
             given.steps,
-            optim.schedules.warmup_cosine(1e-2, 10, given.steps),
+            optim.schedules.warmup_cosine(1e-2, min(10, given.steps // 2), given.steps),
             init_from=weights,
             trainable="adapters/**",
         )

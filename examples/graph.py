@@ -102,7 +102,7 @@ def main():
     batch = graph()
     dims = {name: ["nodes"] for name in ("label", "known")}
     dims |= {"features": ["nodes", "feature"], "start": ["edges"], "end": ["edges"]}
-    rate = optim.schedules.warmup_cosine(1e-2, 10, given.steps)
+    rate = optim.schedules.warmup_cosine(1e-2, min(10, given.steps // 2), given.steps)
     recipe = Recipe(
         lambda key: Network.init(key, given.layers),
         loss,

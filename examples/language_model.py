@@ -19,7 +19,7 @@ from meshdsl import nn, optim
 from meshdsl.training import Data, Evaluation, Recipe, Reporting, train
 from meshdsl.training.data import Arrays, ordered_batches, shuffled_batches, text_files
 
-BYTES = 2_000_000  # how much of the text is read
+BYTES = 2_000_000  # how much of the standard library is read
 TEXT = ["batch", "length"]
 vocab, heads = md.dims(vocab=256, heads=4)
 
@@ -135,9 +135,10 @@ def main():
 
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", given.host_devices)
-    text = b"\n\n".join(path.read_bytes() for path in text_files(given.data))[:BYTES]
+    text = b"\n\n".join(path.read_bytes() for path in text_files(given.data))
+    text = text if given.data else text[:BYTES]
     training, held_out = windows(np.frombuffer(text, np.uint8).astype(np.int32), given.length)
-    rate = optim.schedules.warmup_cosine(3e-3, 10, given.steps)
+    rate = optim.schedules.warmup_cosine(3e-3, min(10, given.steps // 2), given.steps)
     result = train(
         Recipe(
             lambda key: LanguageModel.init(key, given.embed, given.layers),

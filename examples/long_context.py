@@ -106,7 +106,7 @@ def main():
 
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", given.host_devices)
-    rate = optim.schedules.warmup_cosine(1e-2, 10, given.steps)
+    rate = optim.schedules.warmup_cosine(1e-2, min(10, given.steps // 2), given.steps)
     recipe = Recipe(Reader.init, loss_with(given.window), optim.AdamW(rate), seed=given.seed)
     held_out = texts(given.batch_size, given.length, seed=1)
     options = md.Options(context=given.context, zigzag=given.zigzag)

@@ -86,7 +86,7 @@ def main():
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", given.host_devices)
     known, held_out = ratings()
-    rate = optim.schedules.warmup_cosine(5e-2, 20, given.steps)
+    rate = optim.schedules.warmup_cosine(5e-2, min(20, given.steps // 2), given.steps)
     dims = {name: ["batch"] for name in ("user", "item", "rating")}
     result = train(
         Recipe(Recommender.init, loss, optim.AdamW(rate, weight_decay=0.01), seed=given.seed),

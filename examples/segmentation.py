@@ -60,7 +60,9 @@ def main():
         jax.config.update("jax_num_cpu_devices", given.host_devices)
     model = models.load("unet3d_mini", given.model_args)
     held_out = volumes(given.batch_size, given.side, seed=1)
-    optimizer = optim.AdamW(optim.schedules.warmup_cosine(1e-2, 10, given.steps))
+    optimizer = optim.AdamW(
+        optim.schedules.warmup_cosine(1e-2, min(10, given.steps // 2), given.steps)
+    )
     result = train(
         Recipe(model.init, model.loss, optimizer),
         Data(volumes(given.batch_size, given.side, seed=0), DIMS),

@@ -8,9 +8,9 @@ takes on `--hardware`, is known without running anything, so the meshes may be l
 machine. With `--run` the steps are measured too, on meshes that fit it (`--host_devices=8` makes
 virtual devices). What does not fit together is told below the table.
 
-Of the lines above the first one, tensor parallelism, sends 31.5 MiB per device and holds 40.5. Data
-parallelism alone sends 252 MiB and holds 320. With parameters in shards (FSDP) it holds 37.6 and
-sends 378.
+In the table of this command the first row, tensor parallelism, sends 31.5 MiB per device and holds
+40.5. Data parallelism alone sends 252 MiB and holds 320. With parameters in shards (FSDP) it holds
+37.6 and sends 378.
 """
 
 import csv
@@ -35,7 +35,7 @@ flags.DEFINE_integer("host_devices", None, "Make this many virtual CPU devices."
 flags.DEFINE_string("out", None, "A CSV file for the table.")
 # Of the table; each with its width.
 COLUMNS = dict.fromkeys(["Gflop", "MiB held", "MiB sent", "ms", "ms measured"], ">12.3f")
-COLUMNS = {"mesh": "16", "layout": "34", **COLUMNS}
+COLUMNS = {"mesh": "24", "layout": "34", **COLUMNS}
 
 
 class Mlp(md.Module):

@@ -4,8 +4,9 @@
 # NAME is one of 32 chips, made before, for instance so:
 #   gcloud compute tpus tpu-vm create NAME --zone=us-east5-a --accelerator-type=v5p-64 \
 #       --version=v2-alpha-tpuv5
-# (v5p-64: two cores each, 32 chips, eight hosts.) Run it in a copy of this repository, again after
-# any stop: training goes on. NFS is a share that all hosts can mount, such as Filestore.
+# (v5p-64: two cores each, 32 chips, eight hosts.) Run it in a fresh clone of this repository, which
+# is copied to all hosts, and again after any stop: training goes on. NFS is a share that all hosts
+# can mount, such as Filestore.
 set -euo pipefail
 name=${1:?the name of a TPU VM}
 zone=${ZONE:?the zone of the TPU VM}
