@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from absl import flags
 
-from meshdsl.cli import flags as all_flags
 from meshdsl.cli import job as jobs
 from meshdsl.cli.mistakes.calibrated import check_machine
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.planning.automatic import described_machine, settled
 from meshdsl.cli.planning.changes import changes_of
+from meshdsl.cli.planning.commands import search_command
 from meshdsl.cli.planning.failing import asks_for_failures, show_failures
 from meshdsl.cli.planning.pages import write_page
 from meshdsl.cli.planning.pipeline_tables import show_table
@@ -71,7 +70,7 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
     changes = () if values.compare_layout else changes_of(program, job, device)
     report = explain(program, values.hardware, others, changes)
     if misfits(changes):
-        report = replace(report, search=_plan(values))
+        report = replace(report, search=search_command(values))
     shown: Explanation | Comparison = report
     if values.compare_layout:
         other = decided(replace(asked, layout=values.compare_layout))
@@ -84,15 +83,6 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
         print(json.dumps(as_values(report), indent=2))
     else:
         print(shown)
-
-
-def _plan(values: flags.FlagValues) -> str:
-    """Returns the command that looks for a layout that fits on the same mesh."""
-    left_out = [f"--{name}=" for name in ("html", "json", "layout", "hardware", "host_devices")]
-    given = [text for text in all_flags.written(values) if not text.startswith(tuple(left_out))]
-    layout = "; ".join(filter(None, [str(values.layout), "auto"]))
-    asked = [f"--hardware={values.hardware}", f"--layout={layout}"]
-    return " ".join(["meshdsl plan", *map(shlex.quote, [*given, *asked])])
 
 
 def _others(program: SpmdProgram, job: jobs.Job) -> dict[str, SpmdProgram]:

@@ -12,6 +12,14 @@ from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.training.checkpointing.weight_files import SUFFIX
 
+# Files of which each group is a tokenizer: of `tokenizers`, of sentencepiece, of words, of bytes.
+_TOKENIZERS = (
+    ("tokenizer.json",),
+    ("tokenizer.model",),
+    ("vocab.txt",),
+    ("vocab.json", "merges.txt"),
+)
+
 
 def main(values: flags.FlagValues, problems: Problems) -> int:
     """Runs the command; returns its exit code.
@@ -49,9 +57,14 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
         str(done.files[0]) if len(done.files) == 1 else f"{len(done.files)} files in {values.out}"
     )
     print(f"{done.count:,} parameters after step {done.step:,} in {files}")
-    if foreign and not (Path(values.out) / "tokenizer.json").exists():
+    if foreign and not _has_tokenizer(Path(values.out)):
         print(f"no tokenizer is in {values.out}: {_missing(tokenizer)}")
     return 0
+
+
+def _has_tokenizer(out: Path) -> bool:
+    """Whether a folder that was just written has the files of one of the usual tokenizers."""
+    return any(all((out / file).is_file() for file in files) for files in _TOKENIZERS)
 
 
 def _missing(tokenizer: Path | None) -> str:

@@ -36,7 +36,7 @@ def main(values: flags.FlagValues, problems: Problems, places: Sequence[str] = (
     console = Console()
     console = console if console.is_terminal else Console(width=_NO_FOLD)
     console.print(as_table(runs, defaults))
-    if settings := settings_table(runs, defaults):
+    if settings := settings_table(runs, defaults, console.width):
         console.print()
         console.print(settings)
     return 0

@@ -6,6 +6,9 @@ import shlex
 import jax
 import pytest
 
+from meshdsl.cli.flags import read
+from meshdsl.cli.plan import machine_of
+from meshdsl.cli.planning.commands import search_command
 from meshdsl.reports.stages import STAGES
 from tests.cli.commands import explained, refused
 
@@ -55,6 +58,40 @@ def test_where_no_single_change_fits_the_search_is_on_the_same_mesh(capsys, monk
         *("--model=gpt_mini", "--mesh_shape=data:2", "--remat=full"),
         *("--hardware=v5p", "--layout=batch:data; auto"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "machine", "layout"),
+    [
+        (["--mesh_shape=data:2"], ("v5p", 2, 1), "auto"),
+        (["--mesh_shape=data:2", "--layout="], ("v5p", 2, 1), "auto"),
+        (["--mesh_shape=data:2", "--layout=auto"], ("v5p", 2, 1), "auto"),
+        (
+            ["--mesh_shape=data:2", "--hardware=a100", "--layout=batch:data"],
+            ("a100", 2, 1),
+            "batch:data; auto",
+        ),
+        (["--mesh_shape=data:2", "--slices=2"], ("v5p", 2, 1), "auto"),
+        (["--topology=v5e:2x4"], ("v5e", 8, 1), "auto"),
+        (["--topology=v5e:2x4", "--hardware=v5e", "--slices=2"], ("v5e", 16, 2), "auto"),
+        (["--topology=v5e:2x4", "--mesh_shape=data:8", "--json"], ("v5e", 8, 1), "auto"),
+        (["--topology=v5e:2x4", "--mesh_shape=data:4", "--slices=2"], ("v5p", 4, 1), "auto"),
+    ],
+)
+def test_the_search_that_is_printed_is_one_that_plan_accepts(given, machine, layout):
+    command = search_command(read(given, "explain")[0])
+    start, plan, *arguments = shlex.split(command)
+    assert (start, plan) == ("meshdsl", "plan")
+    values, problems = read(arguments, "plan")
+    found = machine_of(values, problems)
+    assert problems.found == []
+    assert (found.hardware, found.devices, found.slices) == machine
+    assert str(values.layout) == layout
+
+
+def test_without_a_mesh_and_a_topology_there_is_no_search_to_print():
+    given = ["--model=gpt_mini", "--hardware=a100", "--slices=2"]
+    assert search_command(read(given, "explain")[0]) == ""
 
 
 def test_collectives_have_the_line_that_they_come_from(capsys):

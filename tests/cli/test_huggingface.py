@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ from safetensors.numpy import load_file
 
 from meshdsl.cli.checkpointed import begin_token
 from meshdsl.cli.main import run
+from meshdsl.training.checkpointing.exporting import Exported
 from tests.models.huggingface.folders import CONFIGS, tensors_of, write_folder
 
 BYTES = CONFIGS["llama 2"] | {"vocab_size": 300}
@@ -84,6 +86,34 @@ def test_the_tokenizer_of_a_run_goes_out_with_it(capsys, tmp_path, text):
     file.unlink()
     assert run([*export, f"--out={tmp_path}/other"]) == 0
     assert f"{file}, that of the run, is not there" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("files", "missing"),
+    [
+        (("tokenizer.model",), False),
+        (("vocab.json", "merges.txt"), False),
+        (("vocab.json", "tokenizer_config.json"), True),
+    ],
+)
+def test_only_a_folder_without_any_tokenizer_is_told_of(
+    capsys, tmp_path, monkeypatch, files, missing
+):
+    """`export` writes the folder; whether it has a tokenizer is decided by its files."""
+
+    def export(workdir, out, *how):
+        Path(out).mkdir()
+        for name in files:
+            (Path(out) / name).write_text("{}")
+        return Exported(1, 1, (Path(out) / "model.safetensors",))
+
+    monkeypatch.setattr("meshdsl.training.checkpointing.exporting.export", export)
+    monkeypatch.setattr("meshdsl.cli.export.stored_params", lambda *given: None)
+    monkeypatch.setattr("meshdsl.cli.export.model_of", lambda *given: None)
+    out = tmp_path / "out"
+    assert run(["export", f"--workdir={tmp_path}", f"--out={out}", "--format=hf"]) == 0
+    told = f"no tokenizer is in {out}: the run reads bytes" in capsys.readouterr().out
+    assert told == missing
 
 
 def test_a_model_that_has_no_family_is_not_written(capsys, tmp_path, text):

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +17,9 @@ from meshdsl.reports.runs.reading import RunHistory
 # Every run has its own folder, and every process its own place in a job.
 _NOT_A_DIFFERENCE = {"workdir", "coordinator", "process_id"}
 _UNKNOWN = "unknown"  # of a run without `run.toml`
+_NONE = "none"  # of a setting that a run does not have
+_DIFFERING = "settings that differ"
+_LEAST = 12  # characters to which a column is folded at most
 
 
 def ranked(runs: Sequence[RunHistory]) -> list[RunHistory]:
@@ -52,7 +56,7 @@ def differences(
 def as_table(runs: Sequence[RunHistory], defaults: Mapping[str, str | None]) -> Table:
     """Returns runs for a terminal, without their settings; `defaults` as in `differences`."""
     grid = Table(box=None, pad_edge=False)
-    grid.add_column("run", no_wrap=True)
+    grid.add_column("run", overflow="fold")
     for head in ("step", "loss", "held-out", "tokens/s"):
         grid.add_column(head, justify="right", no_wrap=True)
     launched = any(run.losses for run in runs)
@@ -70,22 +74,58 @@ def as_table(runs: Sequence[RunHistory], defaults: Mapping[str, str | None]) -> 
     return grid
 
 
-def settings_table(runs: Sequence[RunHistory], defaults: Mapping[str, str | None]) -> Table | None:
-    """Returns the settings that differ, a row each, with a column for each run; None: none do."""
+def settings_table(
+    runs: Sequence[RunHistory], defaults: Mapping[str, str | None], width: int | None = None
+) -> Table | None:
+    """Returns the settings that differ, with the value of every run; None: none do.
+
+    It has a row for each setting and a column for each run, if these fit; else a row for each run
+    and a column for each setting; else a row for each run, with all of its settings as text.
+
+    Args:
+        width: the characters of a line. None: as many as the table needs.
+    """
     differing = differences(runs, defaults)
     if not differing:
         return None
-    grid = Table(box=None, pad_edge=False)
-    grid.add_column("settings that differ", no_wrap=True)
-    for run in runs:
-        grid.add_column(Text(run.name), overflow="fold")
-    for name, texts in differing.items():
-        cells = [
-            _UNKNOWN if run.settings is None else text or ""
+    cells = {
+        name: [
+            _UNKNOWN if run.settings is None else _NONE if text is None else text
             for run, text in zip(runs, texts, strict=True)
         ]
-        grid.add_row(name, *map(Text, cells))
+        for name, texts in differing.items()
+    }
+    names = [run.name for run in runs]
+    by_setting = [[_DIFFERING, *names], *([name, *texts] for name, texts in cells.items())]
+    by_run = [["run", *cells], *map(list, zip(names, *cells.values(), strict=True))]
+    for rows in (by_setting, by_run):
+        if width is None or _fits(rows, width):
+            return _grid(rows, whole=True)
+    listed = [
+        [run.name, _UNKNOWN if run.settings is None else _listed(cells, number)]
+        for number, run in enumerate(runs)
+    ]
+    return _grid([["run", _DIFFERING], *listed])
+
+
+def _fits(rows: Sequence[Sequence[str]], width: int) -> bool:
+    """Whether a table can be read in a width: the first column whole, the others may be folded."""
+    first, *others = (max(map(cell_len, column)) for column in zip(*rows, strict=True))
+    return first + sum(2 + min(one, _LEAST) for one in others) <= width
+
+
+def _grid(rows: Sequence[Sequence[str]], whole: bool = False) -> Table:
+    """Returns a table; the first row has the heads. `whole`: the first column is not folded."""
+    grid = Table(box=None, pad_edge=False)
+    for number, head in enumerate(rows[0]):
+        grid.add_column(Text(head), overflow="fold", no_wrap=whole and number == 0)
+    for row in rows[1:]:
+        grid.add_row(*map(Text, row))
     return grid
+
+
+def _listed(cells: Mapping[str, Sequence[str]], number: int) -> str:
+    return ", ".join(f"{name}={texts[number]}" for name, texts in cells.items())
 
 
 def as_json(runs: Sequence[RunHistory], defaults: Mapping[str, str | None]) -> str:

@@ -1,10 +1,14 @@
 """Runs beside each other: what is read of their folders, their order, and their curves."""
 
+import io
+import itertools
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
+from rich.console import Console
 from rich.text import Text
 
 from meshdsl.cli.main import run
@@ -60,8 +64,36 @@ def test_a_setting_is_a_row_and_what_launch_made_is_none(two):
     places = [str(two / name) for name in ("first", "third", "deep")]
     runs = [run for run in runs_below(places) if "(1)" not in run.name]
     table = settings_table(runs, DEFAULTS)
-    assert _cells(table) == [["clip_norm"], [Text("unknown")], [Text("1.0")], [Text("")]]
+    assert _cells(table) == [[Text(t)] for t in ("clip_norm", "unknown", "1.0", "none")]
     assert settings_table(runs[1:2], DEFAULTS) is None
+
+
+@pytest.mark.parametrize("more", [0, 12])
+def test_many_runs_are_all_shown_on_a_narrow_terminal(tmp_path, more):
+    """Each run is shown, with the value that is its own, also with many settings that differ."""
+    for number in range(30):
+        others = "".join(f"setting_{n} = {number * 100 + n}\n" for n in range(more))
+        written(tmp_path / f"r{number:02}", [1.0], f"batch_size = {1000 + number}\n{others}")
+    runs = [replace(one, name=f"runs/{one.name[-3:]}") for one in runs_below([str(tmp_path)])]
+    console = Console(width=80, file=io.StringIO())
+    console.print(settings_table(runs, DEFAULTS, console.width))
+    lines = console.file.getvalue().splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    places = [n for n, line in enumerate(lines) if line.startswith("runs/")]
+    shown = [" ".join(lines[a:b]) for a, b in itertools.pairwise([*places, len(lines)])]
+    for number, text in enumerate(shown):
+        assert text.startswith(f"runs/r{number:02} ") and str(1000 + number) in text
+        assert all(str(number * 100 + n) in text for n in range(more))
+    assert len(shown) == 30
+
+
+def test_few_runs_have_a_column_each_where_these_fit(two):
+    runs = [replace(one, name=name) for one, name in zip(runs_below([str(two)]), "ab", strict=True)]
+    assert [str(c.header) for c in settings_table(runs, DEFAULTS, 80).columns][1:] == ["a", "b"]
+    wide = settings_table([replace(one, name=one.name * 40) for one in runs], DEFAULTS, 80)
+    assert [str(c.header) for c in wide.columns][1:] == ["a" * 40, "b" * 40]  # folded
+    narrow = settings_table(runs, DEFAULTS, 25)
+    assert [str(c.header) for c in narrow.columns] == ["run", "learning_rate"]
 
 
 def test_json_has_every_setting(two):
