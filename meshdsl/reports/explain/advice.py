@@ -36,7 +36,7 @@ def advice(program: SpmdProgram, parts: Sequence[Part], changes: Sequence[Tried]
     """
     if changes:
         listed = _listed(changes[0], smaller(changes))
-        return f"{listed}. No single change fits" if listed and misfits(changes) else listed
+        return f"{listed}. None of those tried fits" if listed and misfits(changes) else listed
     if program.mesh.size > 1 and not program.layout.rules:
         axis = program.mesh.names[0]
         return f"no layout: all devices do the same work. Begin with --layout=batch:{axis}"
@@ -78,7 +78,7 @@ def smaller(changes: Sequence[Tried]) -> list[Tried]:
 
 
 def misfits(changes: Sequence[Tried]) -> bool:
-    """Whether a step does not fit, nor by any single change; False if none was tried."""
+    """Whether a step does not fit, nor by any change that was tried; False if none was."""
     return bool(changes) and not any(row.fits for row in changes)
 
 

@@ -124,8 +124,8 @@ class Explanation:
             inputs that decide a choice only, so that their gradient is zero.
         kept: weights gathered once for both passes, since the peak has room for them.
         changes: the step as it is, and with single changes that were tried; empty: none were.
-        search: the command that looks for several changes at once, where no single one fits; or an
-            empty string.
+        search: the command that looks for several changes at once, where none of those tried fits;
+            or an empty string.
     """
 
     name: str

@@ -72,6 +72,7 @@ def as_values(explanation: Explanation) -> dict[str, Any]:
             }
             for one in explanation.changes[1:]
         ],
+        "search": explanation.search,
         "notes": list(explanation.notes),
     }
 

@@ -5,7 +5,8 @@ step waits while they are copied from the devices to the host; writing goes on b
 steps, as `train` does it. A restart ends with reading the same bytes.
 
 A host whose shards are all on other hosts can get them from there. What that gains is a prediction
-for such a recovery: `train` restarts from checkpoints.
+for such a recovery without a restart: `train` restarts, with `--host_copies` from copies in the
+hosts' memory, else from checkpoints.
 """
 
 from __future__ import annotations

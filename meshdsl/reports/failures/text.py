@@ -220,8 +220,9 @@ def _goodput(prediction: Prediction) -> list[str]:
         )
     return lines + wrapped(
         "",
-        "from other hosts is what a recovery from copies would give, if no three hosts are lost at "
-        "once; `train` restarts from checkpoints",
+        "from other hosts is what a recovery from copies without a restart would give, if no three "
+        "hosts are lost at once; `train` restarts: with --host_copies from copies in the hosts' "
+        "memory, else from checkpoints",
         _WIDTH,
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-_FOLDER = "adapters/"
+FOLDER = "adapters/"  # of the paths of adapters
 Fetch = Callable[[Sequence[str]], dict[str, np.ndarray]]
 
 
@@ -20,13 +20,13 @@ def merging(specs: Mapping[str, Any], fetch: Fetch) -> tuple[dict[str, Any], Fet
         specs: the dims and dtypes of all parameters, by path.
         fetch: returns parameters by their paths.
     """
-    own = {path: spec for path, spec in specs.items() if not path.startswith(_FOLDER)}
+    own = {path: spec for path, spec in specs.items() if not path.startswith(FOLDER)}
 
     def merged(names: Sequence[str]) -> dict[str, np.ndarray]:
         pairs = {
-            name: [f"{_FOLDER}{name}/down", f"{_FOLDER}{name}/up"]
+            name: [f"{FOLDER}{name}/down", f"{FOLDER}{name}/up"]
             for name in names
-            if f"{_FOLDER}{name}/down" in specs
+            if f"{FOLDER}{name}/down" in specs
         }
         arrays = fetch([*names, *(path for pair in pairs.values() for path in pair)])
         for name, pair in pairs.items():

@@ -23,6 +23,7 @@ import numpy as np
 
 from meshdsl.tensors.dtypes import is_float, short
 from meshdsl.tensors.named_array import NamedArray, Spec
+from meshdsl.training.checkpointing.adapters import FOLDER as ADAPTERS
 from meshdsl.training.checkpointing.foreign_files import weight_files, write_foreign
 from meshdsl.training.checkpointing.nearest import Nearest
 from meshdsl.training.checkpointing.weight_files import (
@@ -164,7 +165,8 @@ class Weights:
             like: as in `load_weights`.
             trainable: as in `training.trainable.trained`. If it is given, parameters that are
                 trained may be missing, such as the adapters that a pretrained model gets. Patterns
-                that only leave out (`!embedding`) name none of these.
+                that only leave out (`!embedding`) name none of these; then only adapters may be
+                missing.
 
         Returns:
             The paths of the missing parameters that may be missing.
@@ -172,21 +174,24 @@ class Weights:
         Raises:
             ValueError: something is not as in `like`; all differences are listed.
         """
-        if trainable is not None and names_nothing(trainable):
-            trainable = None
         wanted, tensors = by_path(like), self.files.tensors
         missing = [name for name in wanted if name not in tensors]
-        learning = (
-            frozenset() if trainable is None else frozenset(by_path(trained(like, trainable)))
-        )
-        why = "" if trainable is None else ", and not trainable, so that nothing would ever set it"
+        learning, named = frozenset[str](), trainable is not None
+        if trainable is not None:
+            learning = frozenset(by_path(trained(like, trainable)))
+            if names_nothing(trainable):
+                named = False
+                learning = frozenset(name for name in learning if name.startswith(ADAPTERS))
         needless = [name for name in tensors if name not in wanted]
         nearest, problems = Nearest(needless), list[str]()
         for name in missing:
             if name not in learning:
                 near = nearest(name) if len(problems) < _MOST else []
                 hint = f"; there is {' and '.join(near)}" if near else ""
+                left_out = named or (trainable is not None and name.startswith(ADAPTERS))
+                why = ", and not trainable, so that nothing would ever set it" if left_out else ""
                 problems.append(f"{name}: missing{why}{hint}")
+        absent = len(problems)
         nearest = Nearest(wanted)
         for name in needless:
             near = nearest(name) if len(problems) < _MOST else []
@@ -207,9 +212,10 @@ class Weights:
                     "none of the names are of meshdsl: if this is a folder of Hugging Face, it "
                     "lacks its config.json; download that beside the weights"
                 )
-            if trainable is None and tensors and len(problems) == len(missing):
+            if not named and tensors and len(problems) == absent:
+                none = "" if trainable is None else "; patterns after `!` name none"
                 rest.append(
-                    "parameters that `trainable` names may be missing; they are initialised"
+                    f"parameters that `trainable` names may be missing; they are initialised{none}"
                 )
             raise ValueError("\n  ".join([first, *problems[:_MOST], *rest]))
         return frozenset(missing)

@@ -1,9 +1,14 @@
-"""Adapters merged on the host, against numpy."""
+"""Adapters merged on the host, against numpy; and weights that have none yet."""
 
 import numpy as np
+import pytest
+from safetensors.numpy import save_file
 
 import meshdsl as md
+from meshdsl.models import load, with_lora
 from meshdsl.training.checkpointing.adapters import merging
+from meshdsl.training.checkpointing.weights import Weights
+from meshdsl.training.state import by_path, spec_of
 
 
 def test_sums_are_made_in_float32_and_rounded_once():
@@ -32,3 +37,16 @@ def test_without_adapters_nothing_changes():
     specs = {"w": md.spec(md.dims(x=2), "float32")}
     own, fetch = merging(specs, lambda names: {name: np.zeros(2) for name in names})
     assert own == specs and [*fetch(["w"])] == ["w"]
+
+
+def test_adapters_that_are_trained_may_be_missing_where_patterns_only_leave_out(tmp_path):
+    """`!embedding` trains all others, adapters too; those that it leaves out may not be missing."""
+    model = load("gpt_mini", "layers=1,embed=8,heads=2,d_ff=8,vocab=8")
+    shapes, file = by_path(spec_of(model.init)), tmp_path / "w.safetensors"
+    save_file({name: np.zeros(one.dims.sizes, one.dtype) for name, one in shapes.items()}, file)
+    like, added = spec_of(with_lora(model, "query:2").init), "adapters/blocks/attention/query"
+    assert Weights(file).check(like, "!embedding") == {f"{added}/down", f"{added}/up"}
+    with pytest.raises(ValueError, match=f"{added}/up: missing, and not trainable, so") as error:
+        Weights(file).check(like, "!**/up")
+    assert f"{added}/down: missing" not in str(error.value)
+    assert str(error.value).endswith("they are initialised; patterns after `!` name none")

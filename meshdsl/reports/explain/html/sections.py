@@ -122,6 +122,10 @@ def limits(explanation: Explanation) -> Html:
         *(("note", note) for note in explanation.notes),
     ]
     shown = [(name, ticked(text[0].upper() + text[1:])) for name, text in notes if text]
+    if explanation.search:
+        shown.append(
+            ("several changes", joined(["This looks for them: ", code(explanation.search)]))
+        )
     return section(
         "What limits the step",
         tag("p", "Most is spent on ", tag("b", what_limits(timeline)), "."),
