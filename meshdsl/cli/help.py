@@ -304,7 +304,7 @@ HELP: Mapping[str, Help] = {
     ),
     "export": Help(
         "workdir out format step ema dtype max_shard_size",
-        also="model model_args policy",
+        also="model model_args policy tokenizer",
         examples={
             "Write a run's parameters in bfloat16:": "--workdir=runs/long --out=weights "
             "--dtype=bfloat16",

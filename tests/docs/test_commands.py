@@ -22,6 +22,7 @@ OTHERS = {
     "gcloud": "worker command",
     "Megatron-LM": "bf16 fp16 lr save load",
     "mkdocs": "strict",
+    "examples": "window",
     "sbatch": "signal",
     "any": "name",
 }
