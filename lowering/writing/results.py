@@ -25,13 +25,13 @@ def without_pads(
     """
     if not any(_has_pads(builder, value) for value in results):
         return [*results]
-    made, found = _makers(builder.instructions), []
+    made, zeroed = _makers(builder.instructions), []
     for value in results:
         if _has_pads(builder, value) and not _is_argument(value, arguments, made):
             builder.source = made[value].source
             value = builder.mask_pads(value, value.shape.names, 0)
-        found.append(value)
-    return found
+        zeroed.append(value)
+    return zeroed
 
 
 def _has_pads(builder: BlockBuilder, value: Value) -> bool:

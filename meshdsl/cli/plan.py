@@ -15,7 +15,7 @@ from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.calibrated import check_machine
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.planning.interrupting import interruptible
-from meshdsl.cli.planning.nearness import told
+from meshdsl.cli.planning.nearness import progress
 from meshdsl.cli.planning.searched import (
     SEARCHED,
     Asked,
@@ -67,8 +67,10 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
         _check_size(against[0], request.machine)
     with interruptible() as stopped:
         try:
-            with told() as tell:
-                effort = effort_of(values, smaller=_SMALLER, stopped=stopped, told=tell)
+            with progress() as on_progress:
+                effort = effort_of(
+                    values, smaller=_SMALLER, stopped=stopped, on_progress=on_progress
+                )
                 search = request.search(effort)
                 plans = search.run()
             plans.best  # noqa: B018 - raises where none fits

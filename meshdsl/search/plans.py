@@ -53,8 +53,8 @@ class Effort:
         stopped: whether the user has stopped the search.
         within: points are decided about until the best plan is surely within this share of the best
             of the space (0.01: 1 %). This comes after all stages. None: the search ends before.
-        told: is called before each of these points, with the share so far, and with the number of
-            points that are left, or fewer once a faster plan is found.
+        on_progress: is called before each of these points, with the share so far, and with the
+            number of points that are left, or fewer once a faster plan is found.
     """
 
     estimated: int = 200
@@ -64,7 +64,7 @@ class Effort:
     seconds: float | None = None
     stopped: Callable[[], bool] = lambda: False
     within: float | None = None
-    told: Callable[[float, int], None] = lambda share, left: None
+    on_progress: Callable[[float, int], None] = lambda share, left: None
 
     @property
     def only_time(self) -> bool:

@@ -192,7 +192,8 @@ class Search:
         while (row := unsettled.first()) is not None and (1 + within) * row.bound < fastest:
             if self._late():
                 break
-            self.effort.told(fastest / row.bound - 1, unsettled.below(fastest / (1 + within)))
+            left = unsettled.below(fastest / (1 + within))
+            self.effort.on_progress(fastest / row.bound - 1, left)
             plan = self._exactly(row.point, row.bound)
             unsettled.settle(row)
             if row.order not in tried:

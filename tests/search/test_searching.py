@@ -91,7 +91,7 @@ def test_more_effort_never_finds_less():
 def test_a_plan_that_has_to_be_the_best_is_the_best_of_all():
     step = mlp(512, 1024, 2)
     said = []
-    effort = Effort(tried=2, decided=1, within=0.0, told=lambda *values: said.append(values))
+    effort = Effort(tried=2, decided=1, within=0.0, on_progress=lambda *values: said.append(values))
     plans = search(step, "h100", 8, effort=effort)
     assert plans.best.seconds == min(seconds_of_all(step, "h100", 8).values())
     assert plans.gap == 0.0 and plans.complete
@@ -112,7 +112,9 @@ def test_nothing_is_proven_where_nothing_fits():
     limit = 0.8 * min(plan.peak_bytes for plan in search(mlp(16, 2048, 3), "v5p", 4).plans)
     step = mlp(16, 2048, 3, options=md.Options(memory=int(limit)))
     said = []
-    plans = search(step, "v5p", 4, effort=Effort(within=0.0, told=lambda *one: said.append(one)))
+    plans = search(
+        step, "v5p", 4, effort=Effort(within=0.0, on_progress=lambda *one: said.append(one))
+    )
     assert plans.tight and not plans.plans and not said
 
 

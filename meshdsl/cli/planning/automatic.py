@@ -9,7 +9,7 @@ from absl import flags
 
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.problems import Problems
-from meshdsl.cli.planning.nearness import told
+from meshdsl.cli.planning.nearness import progress
 from meshdsl.cli.planning.searched import (
     SEARCHED,
     Asked,
@@ -110,8 +110,8 @@ def settled(
 
 def _plans(search: Asked, values: flags.FlagValues) -> Plans:
     try:
-        with told() as tell:
-            plans = search.search(effort_of(values, told=tell)).run()
+        with progress() as on_progress:
+            plans = search.search(effort_of(values, on_progress=on_progress)).run()
         plans.best  # noqa: B018 - raises where none fits
     except DoesNotFit as error:
         raise ValueError(f"{error}. `meshdsl plan` finds out what makes it fit") from error

@@ -18,8 +18,8 @@ _EVERY = 20.0  # seconds between lines where there is no terminal
 
 
 @contextmanager
-def told(console: Console | None = None) -> Iterator[Callable[[float, int], None]]:
-    """Yields what an `Effort` tells: the share above the optimum, and the number of plans left."""
+def progress(console: Console | None = None) -> Iterator[Callable[[float, int], None]]:
+    """Yields the `on_progress` of an `Effort`: the share above the optimum, and the plans left."""
     console = console or Console(stderr=True)
     if console.is_interactive:
         with console.status("looking for a plan") as status:
