@@ -25,6 +25,7 @@ from meshdsl.lowering.backends.compiler_flags import (
     unknown,
     without_offloading,
 )
+from meshdsl.lowering.backends.jax import kept
 from meshdsl.lowering.backends.jax.arguments import Storage, as_logical_function, partition_spec
 from meshdsl.lowering.backends.jax.direct import Once, accepts, is_jit_disabled
 from meshdsl.lowering.backends.jax.emitters import EMITTERS
@@ -97,7 +98,7 @@ class Executable:
 
         self._jitted = jitted(compiler_options)
         try:
-            self.compiled = _compiled(self._jitted, avals)
+            self.compiled = kept.compiled(self._jitted.lower(*avals), mesh, compiler_options)
         except jax.errors.JaxRuntimeError as error:
             if reason := unknown(error, compiler_options):
                 raise ValueError(reason) from error
@@ -105,7 +106,7 @@ class Executable:
             if "RESOURCE_EXHAUSTED" not in str(error) or smaller is None:
                 raise
             self._jitted = jitted(smaller)
-            self.compiled = _compiled(self._jitted, avals)
+            self.compiled = kept.compiled(self._jitted.lower(*avals), mesh, smaller)
             warnings.warn(WITHOUT_OFFLOADING, stacklevel=2)
 
     @property
@@ -159,10 +160,6 @@ class Executable:
     def memory_analysis(self) -> Any:
         """Returns XLA's analysis of the memory of one device."""
         return self.compiled.memory_analysis()
-
-
-def _compiled(jitted: Any, avals: Sequence[jax.ShapeDtypeStruct]) -> Any:
-    return jitted.lower(*avals).compile()
 
 
 def function(
