@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -87,6 +87,66 @@ def misspelt_scopes(layout: Layout, paths: Collection[str]) -> list[str]:
         if hint.endswith("?"):
             texts.append(f"`{rule}` fits no path of this program{hint}")
     return texts
+
+
+def scopes_of_other_arguments(
+    layout: Layout,
+    paths: Collection[str],
+    inputs: Mapping[str, Shape],
+    name: str,
+    every: bool,
+) -> list[str]:
+    """Returns one text per rule whose scope fits no path, but may be meant for other arguments.
+
+    Args:
+        layout: The rules.
+        paths: All paths of the program that scopes apply to.
+        inputs: The shapes of the arguments' leaves, by path.
+        name: The program's.
+        every: Report rules that no argument is like, too. Without it only rules for `params` are
+            reported, and of these the ones that could split an argument; others may be for another
+            program with the same layout.
+    """
+    texts = []
+    for rule in _not_applying(layout, paths):
+        parts = rule.scope.split("/")
+        if not rule.axes or not (every or _PARAMS in parts):
+            continue
+        if not every and any(_PARAMS in path.split("/") for path in paths):
+            continue  # the parameters are there: the rule is for some that this program lacks
+        likely = _renamed(rule, layout, inputs)
+        if not likely and not every:
+            continue
+        arguments = dict.fromkeys(path.split("/")[0] for path in inputs)
+        has = f"`{name}` has the arguments {_list(arguments, 'and')}"
+        if len(likely) == 1:
+            hint = f"Did you mean `{likely[0]}`?"
+        elif likely:
+            hint = f"Did you mean {_list(likely, 'or')}?"
+        else:
+            nearest = _nearest(rule, [p for p in paths if p in inputs] or list(paths))
+            listed = _list(nearest, "and")
+            hint = f"The nearest paths: {listed}. Correct the scope, or leave the rule out"
+        texts.append(f"`{rule}` fits no path of this program: {has}. {hint}")
+    return texts
+
+
+def _renamed(rule: Rule, layout: Layout, inputs: Mapping[str, Shape]) -> list[Rule]:
+    """Returns the rule with other arguments in place of its scope's first component.
+
+    Each could split a leaf of that argument whose axes no other rule claims.
+    """
+    _, _, rest = rule.scope.partition("/")
+    found: dict[Rule, None] = {}
+    for path, shape in inputs.items():
+        argument = path.split("/")[0]
+        other = replace(rule, scope=f"{argument}/{rest}" if rest else argument)
+        if other in found or shape.find(rule.dim) is None or not other.applies_to(path):
+            continue
+        claimed = layout.resolve(shape, path)[0]
+        if not any(claimed.dim_of(axis) for axis in rule.axes):
+            found[other] = None
+    return list(found)
 
 
 def idle_rules(layout: Layout, tensors: Iterable[LabelledTensor]) -> list[str]:
@@ -363,7 +423,7 @@ def _line(source: Source) -> str:
     return "" if source == UNKNOWN else str(source)
 
 
-def _list(rules: Iterable[Rule | None], word: str) -> str:
+def _list(rules: Iterable[object], word: str) -> str:
     """Returns `a`, `b` and `c`."""
     *rest, last = [f"`{rule}`" for rule in rules]
     return f"{', '.join(rest)} {word} {last}" if rest else last

@@ -23,6 +23,7 @@ from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.layouts.validate import LabelledTensor, check, problems
 from meshdsl.lowering.choices import Choice, choose
 from meshdsl.lowering.decisions import decide, small_bytes
+from meshdsl.lowering.graphs.creation import creates_state
 from meshdsl.lowering.graphs.hoist import hoist_casts
 from meshdsl.lowering.graphs.lookalikes import lookalikes
 from meshdsl.lowering.graphs.simplify import simplify
@@ -47,7 +48,6 @@ from meshdsl.lowering.stages import Given, Placed, Planned, Reduced, Simplified,
 from meshdsl.lowering.unused import paths_of, warn_of_layout, warn_of_options
 from meshdsl.lowering.writing.results import without_pads
 from meshdsl.lowering.writing.scope import Scope
-from meshdsl.ops.random import KEY
 from meshdsl.tensors.dims import did_you_mean
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Graph, Operation
@@ -415,13 +415,12 @@ def validate(graph: Graph, mesh: Mesh, layout: Layout, mesh_given: bool = True) 
     """
     shapes = {tensor.shape for tensor, _ in tensors_of(graph)}
     names = {name for shape in shapes for name in shape.names}
-    # A program whose inputs are all random keys creates a state; it has only some of the dims that
-    # the layout of the job names.
-    creates_state = all(t.shape.find(KEY.name) is not None for t in graph.inputs)
+    # A program that creates a state has only some of the dims that the layout of the job names.
+    creating = creates_state(graph)
 
     def check_with(tensors: Iterable[LabelledTensor], function: Callable, **more: bool) -> Any:
         return function(
-            layout, mesh, tensors, known_dims=names, allow_unknown_dims=creates_state, **more
+            layout, mesh, tensors, known_dims=names, allow_unknown_dims=creating, **more
         )
 
     # A tensor without a path is where its dims say, so one stands for all that have them. Names in
@@ -430,7 +429,7 @@ def validate(graph: Graph, mesh: Mesh, layout: Layout, mesh_given: bool = True) 
     unlike += [("", t.shape, path, t.source) for t, path in tensors_with_paths(graph)]
     if check_with(unlike, problems):
         check_with(_labelled(graph), check, mesh_given=mesh_given)
-    if not creates_state:
+    if not creating:
         warn_of_layout(graph, layout)
 
 

@@ -14,7 +14,9 @@ from meshdsl.layouts.validate import (
     ScopeWarning,
     idle_rules,
     misspelt_scopes,
+    scopes_of_other_arguments,
 )
+from meshdsl.lowering.graphs.creation import is_training_step
 from meshdsl.lowering.graphs.from_nothing import from_nothing
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.program import SpmdProgram
@@ -38,13 +40,23 @@ def paths_of(graph: Graph) -> list[str]:
 
 
 def warn_of_layout(graph: Graph, layout: Layout) -> None:
-    """Warns of optional rules that never take an axis, and of scopes that look misspelt.
+    """Warns of optional rules that never take an axis, and of scopes that are mistakes.
+
+    A scope that applies to no path is one if it looks misspelt. So is any such scope in a training
+    step, since no other program of a job has more paths. In other programs it is one if it names
+    `params` and fits arguments of another name.
 
     Each warning is shown once, with the user's line that lowers the program.
     """
     for text in idle_rules(layout, _tensors(graph, set())):
         _warn(text, LayoutWarning)
-    for text in misspelt_scopes(layout, paths_of(graph)):
+    paths = paths_of(graph)
+    misspelt = misspelt_scopes(layout, paths)
+    inputs = dict(zip(graph.input_paths, (tensor.shape for tensor in graph.inputs), strict=False))
+    step = is_training_step(graph)
+    others = scopes_of_other_arguments(layout, paths, inputs, graph.name, every=step)
+    reported = tuple(text.split(" fits ")[0] + " fits " for text in misspelt)
+    for text in [*misspelt, *(text for text in others if not text.startswith(reported))]:
         _warn(text, ScopeWarning)
 
 

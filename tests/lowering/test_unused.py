@@ -2,9 +2,11 @@
 
 import warnings
 
+import jax
 import pytest
 
 import meshdsl as md
+from meshdsl import optim
 from meshdsl.layouts.validate import LayoutWarning, ScopeWarning
 from meshdsl.lowering.graphs.simplify import simplify
 from meshdsl.lowering.options import Options
@@ -129,3 +131,96 @@ def test_the_paths_of_a_program_are_those_of_its_ends_and_of_what_is_named():
         "squares",
         "gradients/params/w",
     }
+
+
+MESH = "m:2,n:2"
+WEIGHTS = {"w": md.spec([x, z]), "v": md.spec([z])}
+DATA = md.spec([y, x])
+
+
+def loss(params, data):
+    return md.mean(md.einsum(data, params["w"], over="x") * params["v"])
+
+
+def warned_on(function, arguments, layout):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        md.jit(function, MESH, layout, "numpy").lower(*arguments)
+    assert all(each.category is ScopeWarning and each.filename == __file__ for each in told)
+    return [str(each.message) for each in told]
+
+
+def stepping(optimizer):
+    def step(params, state, number, data):
+        value, grads = md.value_and_grad(loss)(params, data)
+        params, state = optimizer.update(grads, state, params, number)
+        return value, params, state
+
+    state = jax.tree.map(
+        lambda leaf: md.spec(leaf.dims, "float32"),
+        md.jit(optimizer.init)({name: md.zeros(each.dims) for name, each in WEIGHTS.items()}),
+        is_leaf=lambda leaf: isinstance(leaf, md.Tensor),
+    )
+    return step, (WEIGHTS, state, md.spec([], "int32"), DATA)
+
+
+def test_rules_for_params_are_reported_where_the_argument_has_another_name():
+    def forward(weights, data):
+        return loss(weights, data)
+
+    expected = [
+        "`params/x:m` fits no path of this program: `forward` has the arguments `weights` and "
+        "`data`. Did you mean `weights/x:m`?"
+    ]
+    assert warned_on(forward, (WEIGHTS, DATA), "y:m; params/x:m") == expected
+    assert warned_on(forward, (WEIGHTS, DATA), "y:m; weights/x:m") == []
+    # What no argument could follow, and what names no parameters, may be for another program.
+    assert warned_on(lambda data: data * 2, (DATA,), "y:m; params/x:m") == []
+    assert warned_on(forward, (WEIGHTS, DATA), "y:m; optimizer/x:m") == []
+
+
+@pytest.mark.parametrize("optimizer", [optim.Lion(0.1), optim.AdamW(0.1)])
+def test_every_scope_that_fits_nothing_in_a_training_step_is_reported(optimizer):
+    step, arguments = stepping(optimizer)
+    assert warned_on(step, arguments, "y:m; state/x:m") == []
+    (text,) = warned_on(step, arguments, "y:m; optimizer/x:m")
+    assert text == (
+        "`optimizer/x:m` fits no path of this program: `step` has the arguments `params`, `state`, "
+        "`number` and `data`. Did you mean `params/x:m` or `state/x:m`?"
+    )
+    (text,) = warned_on(step, arguments, "y:m; head/z:m")
+    assert "Did you mean `params/z:m` or `state/z:m`?" in text
+
+
+@pytest.mark.parametrize("optimizer", [optim.Lion(0.1), optim.AdamW(0.1), optim.Ema(optim.Lion(1))])
+def test_programs_of_a_job_share_its_layout_without_warnings(optimizer):
+    layout = "y:m; state/x:m; params/x:m"
+    step, arguments = stepping(optimizer)
+    assert warned_on(optimizer.init, arguments[:1], layout) == []
+    assert warned_on(md.value_and_grad(loss), (WEIGHTS, DATA), layout) == []
+    assert warned_on(loss, (WEIGHTS, DATA), layout) == []
+    assert warned_on(step, arguments, layout) == []
+
+
+def test_a_state_made_with_the_layout_of_the_step_is_where_the_step_wants_it():
+    optimizer = optim.AdamW(0.1)
+    step, arguments = stepping(optimizer)
+    layout = "y:m; state/x:m; params/x:m"
+    wanted = md.jit(step, MESH, layout, "numpy").lower(*arguments)
+    made = md.jit(lambda params: {"state": optimizer.init(params)}, MESH, layout, "numpy")
+    program = made.lower(WEIGHTS)
+    places = dict(zip(wanted.input_paths, wanted.block.inputs, strict=True))
+    for path, value in zip(program.output_paths, program.block.outputs, strict=True):
+        assert value.layout == places[path].layout, path
+    assert len(program.output_paths) == 4
+
+
+def test_a_misspelt_dim_is_refused_where_a_state_is_made_and_unknown_ones_elsewhere():
+    optimizer = optim.AdamW(0.1)
+    with pytest.raises(ValueError, match="Did you mean `tokens`"):
+        params = {"w": md.spec(md.dims(tokens=4))}
+        md.jit(optimizer.init, MESH, "tokns:m", "numpy").lower(params)
+    with pytest.raises(ValueError, match="`other:m` names a dim that this program does not have"):
+        md.jit(lambda data: data * 2, MESH, "other:m", "numpy").lower(DATA)
+    with pytest.raises(ValueError, match="`other:m` names a dim that this program does not have"):
+        md.jit(lambda data: data, MESH, "other:m", "numpy").lower(DATA)

@@ -1,5 +1,7 @@
 """Notes on trees that look like an argument, but follow other rules of the layout."""
 
+import warnings
+
 import jax
 import pytest
 
@@ -175,12 +177,15 @@ def test_a_rule_whose_scope_no_path_has_is_noted():
     def step(weights):
         return md.sum(weights["w"])
 
-    assert notes(step, "params/embed:data", TREE, backend="numpy") == [
-        "`params/embed:data` applies to nothing here: no path has `params`. `weights/v` has the "
-        "dim `embed`: write `weights/embed:data`, or call `weights` `params`"
-    ]
+    with pytest.warns(ScopeWarning, match="Did you mean `weights/embed:data`"):
+        assert notes(step, "params/embed:data", TREE, backend="numpy") == [
+            "`params/embed:data` applies to nothing here: no path has `params`. `weights/v` has "
+            "the dim `embed`: write `weights/embed:data`, or call `weights` `params`"
+        ]
     for scope in ("params/mlp", "params/*"):
-        (note,) = notes(step, f"{scope}/embed:data?", TREE, backend="numpy")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ScopeWarning)
+            (note,) = notes(step, f"{scope}/embed:data?", TREE, backend="numpy")
         assert note.endswith("has the dim `embed`: write `weights/embed:data?`")
     assert notes(step, "optimizer/embed:data", TREE) == []
     assert notes(step, "params/embed:data; weights/embed:data", TREE) == []
