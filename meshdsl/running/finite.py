@@ -60,7 +60,7 @@ class Watched:
         results = zip(self.level.graph.outputs, self.level.graph.output_paths, strict=True)
         for tensor, path in results:
             maker = env[tensor]
-            if maker is not None:
+            if maker is not None and is_differentiable(tensor.dtype):
                 return f"the result {f'{path}: ' if path else ''}{tensor} is not finite\n{maker}"
         return "a result is not finite, but was when every operation was checked"
 

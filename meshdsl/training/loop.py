@@ -43,7 +43,7 @@ from meshdsl.training.health.settings import Health
 from meshdsl.training.health.stragglers import ALONE, StragglerWatch
 from meshdsl.training.initial_state import Beginning, GivenWeights, checked_weights, first_of
 from meshdsl.training.launching.job_time import job_time
-from meshdsl.training.nonfinite import FiniteCheck, gradient_paths
+from meshdsl.training.nonfinite import FiniteCheck, RecentBatches, gradient_paths
 from meshdsl.training.planned import keep, kept
 from meshdsl.training.processes.watching import report
 from meshdsl.training.programs import Place, Programs
@@ -329,6 +329,7 @@ class _Prepared:
             checkpoints=checkpoints,
             sinks=sinks,
             shares=self.shares,
+            recent=RecentBatches(programs.mesh.size),
             job_time=job_time(self.workdir) if self._first else None,
         )
 

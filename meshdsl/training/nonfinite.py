@@ -8,7 +8,8 @@ not finite name the parameters. A gradient whose square overflows counts as not 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ from meshdsl.tensors.module import path_of
 from meshdsl.tensors.tensor import Tensor
 
 _GRADIENTS = "gradients"
+_KEPT_BYTES = 64 * 2**20  # of batches, on each device
+_BY_HAND = "md.jit(recipe.train_step(), check_finite=True) names the operation"
 
 
 def squared_norms(grads: Any, params: Any = None) -> Tensor:
@@ -73,7 +76,72 @@ def gradient_paths(params: Any) -> list[str]:
 
 
 class NotFinite(ValueError):
-    """A loss or a gradient is not finite, and ends the run."""
+    """A loss or a gradient is not finite, and ends the run.
+
+    Attributes:
+        step: the number of the step.
+    """
+
+    def __init__(self, step: int, message: str) -> None:
+        super().__init__(f"{message}. {_BY_HAND}")
+        self.step = step
+        self.message = message
+
+    def explained(self, origin: str) -> NotFinite:
+        """Returns the error with what made the first value that is not finite, and its line."""
+        result = NotFinite(self.step, self.message)
+        result.args = (
+            f"{self.message}. The step was repeated with every operation checked:\n{origin}",
+        )
+        return result
+
+
+class RecentBatches:
+    """The batches of the last steps, as many as fit into a little memory of each device.
+
+    A step that was not finite is repeated on its batch, to find the operation that made it.
+
+    Args:
+        devices: on how many devices the batches are.
+    """
+
+    def __init__(self, devices: int, limit: int = _KEPT_BYTES) -> None:
+        self._kept: deque[tuple[int, int, Mapping[str, Any]]] = deque()
+        self._bytes, self._limit = 0, limit * devices
+
+    def keep(self, step: int, batch: Mapping[str, Any]) -> None:
+        """Keeps the batch of a step; the oldest ones make room."""
+        size = sum(array.data.nbytes for array in batch.values())
+        self._kept.append((step, size, batch))
+        self._bytes += size
+        while self._bytes > self._limit:
+            self._bytes -= self._kept.popleft()[1]
+
+    def clear(self) -> None:
+        """Drops all batches."""
+        self._kept.clear()
+        self._bytes = 0
+
+    def of(self, step: int) -> Mapping[str, Any] | None:
+        """Returns the batch of a step; None if it is not kept."""
+        return next((batch for number, _, batch in self._kept if number == step), None)
+
+
+def origin_of(step: Callable[[Any, Any], Any], state: Any, batch: Any) -> str | None:
+    """Returns which operation first makes a value that is not finite in a step, and its line.
+
+    None if the step is finite now, or cannot be repeated, as where memory does not suffice.
+
+    Args:
+        step: the step, with `check_finite`.
+    """
+    try:
+        step(state, batch)
+    except FloatingPointError as error:
+        return str(error)
+    except Exception:  # the run ends with the error that it has
+        return None
+    return None
 
 
 @dataclass(frozen=True)
@@ -100,9 +168,9 @@ class FiniteCheck:
             message = f"step {step}: the loss is {loss:.6g}, and {culprit(int(first), self.paths)}"
             if self.stops:
                 raise NotFinite(
+                    step,
                     f"{message}. The update was left out. nonfinite=skip goes on without such "
-                    "steps; a lower learning rate or clip_norm may keep them from happening. "
-                    "md.jit(recipe.train_step(), check_finite=True) names the operation"
+                    "steps; a lower learning rate or clip_norm may keep them from happening",
                 )
             warnings.warn(f"{message}; the step is skipped", stacklevel=2)
 

@@ -108,6 +108,18 @@ class Programs:
     def mesh(self) -> Mesh:
         return self.step.mesh
 
+    def checked_step(self) -> Jitted:
+        """Returns the step with `check_finite`; nothing is donated."""
+        place = self.place
+        return jit(
+            self.recipe.train_step(),
+            place.mesh,
+            place.layout,
+            place.backend,
+            check_finite=True,
+            options=place.options,
+        )
+
     def compiled(self, which: Which) -> Compiled:
         """Returns the step for a size of batch, or the evaluation of a name."""
         if which not in self._compiled:

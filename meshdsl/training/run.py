@@ -26,7 +26,7 @@ from meshdsl.training.health.hanging import HangWatch
 from meshdsl.training.health.replicas import ReplicaCheck
 from meshdsl.training.health.stragglers import StragglerWatch
 from meshdsl.training.launching.job_time import JobTime
-from meshdsl.training.nonfinite import FiniteCheck, NotFinite
+from meshdsl.training.nonfinite import FiniteCheck, NotFinite, RecentBatches, origin_of
 from meshdsl.training.processes.agreement import SECONDS, Agreement
 from meshdsl.training.programs import Programs
 from meshdsl.training.reporting.meters import Meters
@@ -78,6 +78,7 @@ class Run:
     checkpoints: Checkpoints | None
     sinks: list[Sink]
     shares: TimeShares
+    recent: RecentBatches
     job_time: JobTime | None = None
     losses: list[float] = field(default_factory=list)
     history: list[dict[str, float]] = field(default_factory=list)
@@ -157,6 +158,8 @@ class Run:
         pending.dispatching()
         self.watch.at(f"in step {number}")
         self.state, metrics = step(self.state, batch)
+        if self.finite_check.stops and self.at_once == 1:
+            self.recent.keep(number, batch)
         self.done = number
         pending.metrics.append(metrics)
         pending.shares.append(share)
@@ -249,9 +252,12 @@ class Run:
         self._tell(number, line | self.shares.read() | self._of_job())
         try:
             self.finite_check.look(number - len(losses) + 1, losses, firsts)
-        except NotFinite:
+        except NotFinite as error:
             self._save(number, None, last=True)
-            raise
+            batch = self.recent.of(error.step)
+            origin = batch and origin_of(self.programs.checked_step(), self.state, batch)
+            raise error.explained(origin) if origin else error from None
+        self.recent.clear()
         return line.get("eval_loss")
 
     def _of_job(self) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ from meshdsl.layouts.validate import LayoutWarning
 from meshdsl.lowering.options import Options
 from meshdsl.optim import AdamW
 from meshdsl.training.loss_scaling import LossScaling
+from meshdsl.training.nonfinite import RecentBatches
 from meshdsl.training.reporting.metrics import KEYS
 from meshdsl.training.reporting.time_shares import PARTS
 from meshdsl.training.step import make_eval_step
@@ -355,11 +357,55 @@ def test_a_step_that_is_not_finite_stops_the_run_and_names_the_gradient(tmp_path
     assert str(error.value) == (
         "step 5: the loss is nan, and the gradient of w_in is not finite. The update was left out. "
         "nonfinite=skip goes on without such steps; a lower learning rate or clip_norm may keep "
-        "them from happening. md.jit(recipe.train_step(), check_finite=True) names the operation"
+        "them from happening. The step was repeated with every operation checked:\n"
+        "the result metrics/grad_norm: f32[] is not finite\n"
+        "  it comes from the input batch/image: 192 NaN of 192 values in f32[batch=16, pixel=12]"
     )
     first, second = lines(tmp_path)
     assert (first["skipped_steps"], second["skipped_steps"]) == (0, 2)
     assert "first_nonfinite" not in second
+
+
+def logarithmic(params, batch):
+    """The classifier's loss, and the logarithm of an entry that may be negative."""
+    return classifier.loss(params, batch) + md.sum(
+        md.log(batch["image"])  # here
+    )
+
+
+@pytest.mark.parametrize(("mesh", "layout"), [(None, None), ("data:2", "batch:data")])
+def test_a_run_that_stops_names_the_operation_and_its_line(mesh, layout):
+    batches = [{**b, "image": np.abs(b["image"]) + 1} for b in classifier.batches(6)]
+    batches[3]["image"] = -batches[3]["image"]
+    with pytest.raises(ValueError) as error:
+        run(batches, steps=6, log_every=6, loss=logarithmic, mesh=mesh, layout=layout)
+    source = Path(__file__).read_text().splitlines()
+    number = next(n for n, line in enumerate(source, 1) if line.endswith("  # here"))
+    assert str(error.value).startswith("step 4: the loss is nan")
+    assert "first made by log, of finite operands" in str(error.value)
+    assert f"test_loop.py:{number}  " in str(error.value)
+
+
+def test_without_its_batch_the_error_says_how_to_find_the_operation(monkeypatch):
+    monkeypatch.setattr(RecentBatches, "of", lambda self, step: None)
+    with pytest.raises(ValueError, match=r"check_finite=True\) names the operation$"):
+        run(poisoned([2]), steps=4, log_every=4)
+
+
+def test_batches_of_the_last_steps_are_kept_within_a_limit():
+    def batch(count):
+        return {"x": md.named(np.zeros(count, np.uint8), ["x"])}
+
+    recent = RecentBatches(devices=2, limit=50)
+    for step, size in enumerate([40, 40, 20, 30], 1):
+        recent.keep(step, batch(size))
+    assert [step for step in range(6) if recent.of(step)] == [2, 3, 4]
+    recent.keep(5, batch(101))
+    assert [step for step in range(6) if recent.of(step)] == []
+    recent.keep(6, batch(100))
+    assert recent.of(6)["x"].dims.volume == 100
+    recent.clear()
+    assert recent.of(6) is None
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
