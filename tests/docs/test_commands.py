@@ -19,6 +19,7 @@ from tests.docs.pages import PAGES, ROOT, blocks, name_of, prose
 OTHERS = {
     "pytest": "cases first_case jax_every optimize seed slow",
     "tests.benchmarks": "jobs keep kills offloaded others processor profile seconds small workers",
+    "tests.benchmarks.figures": "run",
     "gcloud": "worker command",
     "Megatron-LM": "bf16 fp16 lr save load",
     "mkdocs": "strict",
