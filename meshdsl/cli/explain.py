@@ -47,6 +47,8 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
         problems.add("--stage prints one stage as text: leave out --compare_layout and --html")
     if values.json is True and (values.compare_layout or values.html or values.stage):
         problems.add("--json prints one report: leave out --compare_layout, --html and --stage")
+    if values.only and (values.compare_layout or values.stage):
+        problems.add("--only selects rows of one report: leave out --compare_layout and --stage")
     shows_failures = asks_for_failures(values, problems)
     check_machine(values, problems)
     chosen = settled(values, problems, described_machine)
@@ -71,6 +73,9 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
     report = explain(program, values.hardware, others, changes)
     if misfits(changes):
         report = replace(report, search=search_command(values))
+    if values.only:
+        report = replace(report, only=values.only)
+        report.shown.check()
     shown: Explanation | Comparison = report
     if values.compare_layout:
         other = decided(replace(asked, layout=values.compare_layout))

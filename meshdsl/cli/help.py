@@ -109,7 +109,14 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "faults": ("replica_check_every", "straggler_factor", "straggler_steps", "step_timeout"),
     "hardware": ("hardware", "topology", "slices"),
-    "reports of a plan": ("html", "compare_layout", "stage", "pipeline_table", "against"),
+    "reports of a plan": (
+        "html",
+        "compare_layout",
+        "only",
+        "stage",
+        "pipeline_table",
+        "against",
+    ),
     "failures": ("failures", "mtbf", "devices_per_host", "storage_bandwidth", "restart_time"),
     "search": ("batch_tokens", "search_seconds", "within", "simplify", "json"),
     "pages of plans": ("plans", "live"),
@@ -215,7 +222,7 @@ HELP: Mapping[str, Help] = {
         "topology model mesh_shape layout policy remat memory against html slices",
         (*_STEP, "hardware", "reports of a plan"),
         also="search_seconds within",
-        without="host_devices tpu hardware compare_layout stage pipeline_table",
+        without="host_devices tpu hardware compare_layout only stage pipeline_table",
         examples={
             "See if a step fits a pod, and how long it takes:": "--topology=v5p:8x8x8 "
             "--model=gpt3_175b " + _LAYOUT + " --policy=params=float32,compute=bfloat16",

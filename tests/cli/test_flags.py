@@ -124,6 +124,7 @@ PROMISED = {
     "spare": False,
     "html": None,
     "compare_layout": None,
+    "only": "",
     "stage": None,
     "pipeline_table": None,
     "against": None,

@@ -337,6 +337,12 @@ FLAGS: dict[str, Flag] = {
         "`explore`: explore.html by default, but with --live no file.",
     ),
     "compare_layout": (None, Layout.parse, "A second layout: `explain` tells what it changes."),
+    "only": (
+        "",
+        str,
+        "Parts of the model whose rows `explain` lists, as in a layout's scope, or by file and "
+        "function: mlp, blocks/*/query. Totals are those of the whole step.",
+    ),
     "stage": (
         None,
         one_of("simplified", "placed", "planned", "reduced", "written", "passes"),

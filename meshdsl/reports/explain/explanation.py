@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 
 from meshdsl.late import late
@@ -50,6 +51,7 @@ from meshdsl.reports.explain.decisions import in_words
 from meshdsl.reports.explain.limits import faster
 from meshdsl.reports.explain.pads import Pads, pads
 from meshdsl.reports.explain.pipeline import PipelineReport, pipeline_report
+from meshdsl.reports.explain.selection import Selection
 from meshdsl.search.changes import Tried
 from meshdsl.tensors.dims import Shape
 from meshdsl.tracing.source import Source
@@ -126,6 +128,7 @@ class Explanation:
         changes: the step as it is, and with single changes that were tried; empty: none were.
         search: the command that looks for several changes at once, where none of those tried fits;
             or an empty string.
+        only: the parts of the model whose rows reports list (`selection`); empty: all.
     """
 
     name: str
@@ -152,6 +155,12 @@ class Explanation:
     inputs: tuple[tuple[str, Value], ...] = ()
     changes: tuple[Tried, ...] = ()
     search: str = ""
+    only: str = ""
+
+    @cached_property
+    def shown(self) -> Selection:
+        """The rows that reports list: all, or those of `only`."""
+        return Selection(self, self.only)
 
     @property
     def parameter_count(self) -> int:

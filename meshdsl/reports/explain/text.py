@@ -60,6 +60,8 @@ def head(explanation: Explanation) -> list[str]:
         lines += wrapped(head, step_time(explanation), _WIDTH)
         lines += wrapped("simulated: ", simulated_time(explanation), _WIDTH)
         lines += wrapped("to be faster: ", explanation.faster, _WIDTH)
+    if explanation.only:
+        lines += wrapped("shown: ", explanation.shown.note, _WIDTH)
     for note in explanation.notes:
         lines += wrapped("note: ", note, _WIDTH)
     return lines
@@ -94,7 +96,7 @@ def largest_values(
         without: parts that are left out.
         most: how many values are listed.
     """
-    largest = [part for part in explanation.parts if part.part not in without]
+    largest = [part for part in explanation.shown.parts if part.part not in without]
     if not largest:
         return []
     shown = [_value(part, explanation) for part in largest[:most]]
@@ -145,7 +147,7 @@ def _wire(explanation: Explanation) -> list[str]:
         if not sent:
             continue
         rows.append((phase, "", "", "", "", show_bytes(sum(t.wire_bytes for t in sent)), ""))
-        rows += [_row(t) for t in sent]
+        rows += [_row(t) for t in explanation.shown.traffic if t.phase == phase]
     total = show_bytes(explanation.wire_bytes)
     rows.append(("total", "", "", f"{explanation.collectives:,}", "", total, ""))
     lines = table(rows, right=(3, 4, 5), squeezed=1)
@@ -154,7 +156,7 @@ def _wire(explanation: Explanation) -> list[str]:
 
 def _kept(explanation: Explanation) -> list[str]:
     """Returns which weights are not gathered again for the backward pass, those of most bytes."""
-    largest = sorted(explanation.kept, key=lambda one: -one.bytes)
+    largest = sorted(explanation.shown.kept, key=lambda one: -one.bytes)
     named = [f"{one.path} ({show_bytes(one.bytes)})" for one in largest[:_MOST_VALUES]]
     if len(largest) > _MOST_VALUES:
         named.append(f"{len(largest) - _MOST_VALUES} more")
@@ -194,18 +196,18 @@ def _alternatives(explanation: Explanation) -> list[str]:
 
 
 def _parameters(explanation: Explanation) -> list[str]:
-    if not explanation.parameters:
+    if not explanation.shown.parameters:
         return []
     paths = [parameter.path for parameter in explanation.parameters]
     root = shared_root(paths)
     rows = [
         (
-            path.removeprefix(root),
+            parameter.path.removeprefix(root),
             _type(parameter.value, explanation),
             show_bytes(parameter.bytes),
             _splits(parameter.value),
         )
-        for path, parameter in zip(paths, explanation.parameters, strict=True)
+        for parameter in explanation.shown.parameters
     ]
     head = f"parameters, per device{f', under {root}' if root else ''}"
     head += " (in a layout, a scope is any part of a path: params/embed:data)" if root else ""

@@ -56,10 +56,10 @@ def as_values(explanation: Explanation) -> dict[str, Any]:
         "memory": dict(explanation.bytes_of),
         "wire_bytes": explanation.wire_bytes,
         "collectives": explanation.collectives,
-        "sent": [_sent(traffic) for traffic in explanation.traffic],
+        "sent": [_sent(traffic) for traffic in explanation.shown.traffic],
         "inputs": _inputs(explanation),
-        "held": [_held(part, mesh) for part in explanation.parts if part.part not in _INPUTS],
-        "intervals": [_interval(one) for one in timeline.intervals],
+        "held": [_held(part, mesh) for part in explanation.shown.parts if part.part not in _INPUTS],
+        "intervals": [_interval(one) for one in explanation.shown.intervals],
         "pipeline": _pipeline(explanation.pipeline),
         "faster": explanation.faster,
         "smaller": explanation.advice,
@@ -74,6 +74,7 @@ def as_values(explanation: Explanation) -> dict[str, Any]:
         ],
         "search": explanation.search,
         "notes": list(explanation.notes),
+        **({"only": explanation.only} if explanation.only else {}),
     }
 
 
@@ -107,7 +108,7 @@ def _inputs(explanation: Explanation) -> list[dict[str, Any]]:
     kinds = input_parts([path for path, _ in explanation.inputs])
     return [
         {"part": kinds[path], "path": path, **_tensor(value, explanation.mesh)}
-        for path, value in explanation.inputs
+        for path, value in explanation.shown.inputs
     ]
 
 

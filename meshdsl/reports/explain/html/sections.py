@@ -56,6 +56,9 @@ def header(explanation: Explanation) -> Html:
         ("batch", sizes or "–"),
         ("hardware", explanation.timeline.hardware.title),
     ]
+    if explanation.only:
+        tables = "Tables list only its rows, and sum these. All other figures are of the whole."
+        known.append(("part", joined([code(explanation.only), tag("p", tables, class_="quiet")])))
     return tag(
         "header",
         tag("h1", explanation.name),
@@ -194,9 +197,9 @@ def buffers(explanation: Explanation) -> Html:
             Cell(show_share(part.buffer.bytes / peak), part.buffer.bytes),
             place(part.buffer.source),
         ]
-        for part in explanation.parts[:_MOST_BUFFERS]
+        for part in explanation.shown.parts[:_MOST_BUFFERS]
     ]
-    rest = explanation.parts[_MOST_BUFFERS:]
+    rest = explanation.shown.parts[_MOST_BUFFERS:]
     if rest:
         count = sum(part.buffer.bytes for part in rest)
         share = Cell(show_share(count / peak), count)
@@ -227,7 +230,7 @@ def collectives(explanation: Explanation) -> Html:
         Column("wire", number=True, total=True),
         Column("line"),
     ]
-    rows = [(traffic.phase, *traffic_cells(traffic)) for traffic in explanation.traffic]
+    rows = [(traffic.phase, *traffic_cells(traffic)) for traffic in explanation.shown.traffic]
     unsure = {
         "cond": "Of a cond both branches are listed; the figure at the top counts the one that "
         "sends more.",
@@ -284,7 +287,7 @@ def alternatives(explanation: Explanation) -> Html | None:
 
 def parameters(explanation: Explanation) -> Html | None:
     """Returns every parameter, drawn on the mesh."""
-    if not explanation.parameters:
+    if not explanation.shown.parameters:
         return None
     mesh, root = explanation.mesh, shared_root([one.path for one in explanation.parameters])
     under = f" under {root}" if root else ""
@@ -306,7 +309,7 @@ def parameters(explanation: Explanation) -> Html | None:
             ),
             Cell(block_drawing(one.value, mesh), one.bytes / (one.value.shape.volume or 1)),
         ]
-        for one in explanation.parameters
+        for one in explanation.shown.parameters
     ]
     return section(
         "Parameters on the mesh",

@@ -1,0 +1,100 @@
+"""Selection: the rows of an explanation that belong to some parts of the model.
+
+A part is named as in a layout's scope: `mlp`, `blocks/*/query`, `Attention*`. It is searched for in
+the path of a tensor, its name in the source, and the file and function of its line, in upper or
+lower case. Only rows are selected: every total is that of the whole program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from os.path import splitext
+from typing import TYPE_CHECKING
+
+from meshdsl.layouts.layout import matches
+from meshdsl.lowering.placement.keeping import Kept
+from meshdsl.lowering.program import Value
+from meshdsl.tensors.dims import did_you_mean
+from meshdsl.tracing.source import Source
+
+if TYPE_CHECKING:
+    from meshdsl.lowering.costs.timeline import Interval
+    from meshdsl.reports.explain.explanation import Explanation, Parameter, Part, Traffic
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The rows of a report that are shown: all, or those of the parts `only`."""
+
+    report: Explanation
+    only: str = ""
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return tuple(one for one in self.report.parameters if self._has((one.path,)))
+
+    @cached_property
+    def traffic(self) -> tuple[Traffic, ...]:
+        return tuple(one for one in self.report.traffic if self._has(one.what, one.source))
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        return tuple(
+            one
+            for one in self.report.parts
+            if self._has((one.buffer.path, one.name), one.buffer.source)
+        )
+
+    @cached_property
+    def inputs(self) -> tuple[tuple[str, Value], ...]:
+        return tuple((path, value) for path, value in self.report.inputs if self._has((path,)))
+
+    @cached_property
+    def intervals(self) -> tuple[Interval, ...]:
+        intervals = self.report.timeline.intervals
+        return tuple(one for one in intervals if self._has((one.name,), one.source))
+
+    @cached_property
+    def kept(self) -> tuple[Kept, ...]:
+        return tuple(one for one in self.report.kept if self._has((one.path,)))
+
+    @property
+    def note(self) -> str:
+        """What is left out, in a sentence; an empty string if nothing is."""
+        if not self.only:
+            return ""
+        return (
+            f"only the rows of `{self.only}` are listed; every sum and total is that of the whole "
+            "program"
+        )
+
+    def check(self) -> None:
+        """Raises ValueError if no row belongs to the parts, with the nearest names."""
+        if self.parameters or self.traffic or self.parts or self.inputs or self.intervals:
+            return
+        paths = [path for path, _ in self.report.inputs]
+        places = [_of_source(part.buffer.source) for part in self.report.parts]
+        names = {word for text in [*paths, *places] for word in text.split("/") if word}
+        hint = did_you_mean(self.only.rpartition("/")[2], sorted(names)) or "."
+        raise ValueError(
+            f"--only={self.only}: no path, file or function of this step has such a part{hint} "
+            "Write one as in a layout's scope: mlp, blocks/*/query"
+        )
+
+    def _has(self, names: Iterable[str], source: Source | None = None) -> bool:
+        if not self.only:
+            return True
+        texts = [text for name in names for text in (name, name.partition("[")[0])]
+        texts += [] if source is None else [_of_source(source)]
+        return any(matches(self.only.lower(), text.lower()) for text in texts)
+
+
+def _of_source(source: Source) -> str:
+    """Returns the file and the functions around a line as a path: `meshdsl/nn/mlp/Mlp/__call__`."""
+    if not source.line:
+        return ""
+    file = splitext(source.place.rpartition(":")[0])[0]
+    functions = [part for part in source.function.split(".") if not part.startswith("<")]
+    return "/".join([file, *functions])
