@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from absl import flags
@@ -20,6 +21,7 @@ from meshdsl.training.launching.elastic import Elastic
 from meshdsl.training.launching.hosts import Host, Terms
 from meshdsl.training.launching.succession import HostSupervisor
 from meshdsl.training.launching.supervisor import Launch, Supervisor
+from meshdsl.training.launching.warm import Warm
 from meshdsl.training.processes.code_version import code_version
 from meshdsl.training.reporting.output import tell
 
@@ -27,6 +29,20 @@ _PROCESS = (
     "import sys; from meshdsl.training.launching.parent import end_with; "
     "end_with(int(sys.argv.pop(1))); "
     "from meshdsl.cli.main import console; raise SystemExit(console())"
+)
+_TEMPLATE = (  # the same, in a process that has imported what `train` imports
+    "import sys; from meshdsl.training.launching.forking import forked; "
+    "forked(int(sys.argv[1]), int(sys.argv[2]), {modules}); "
+    "from meshdsl.cli.main import console; raise SystemExit(console())"
+)
+_IMPORTED = (  # what a run on JAX imports before its first step
+    *("meshdsl.cli.main", "meshdsl.cli.train", "meshdsl.cli.mistakes.other_commands"),
+    *("meshdsl.lowering.backends.jax", "meshdsl.lowering.backends.numpy"),
+    *("meshdsl.lowering.global_program", "meshdsl.reports.explain.decisions"),
+    *("meshdsl.training.arguments", "meshdsl.training.checkpointing.weights"),
+    *("meshdsl.training.initial_state", "meshdsl.training.loop", "meshdsl.training.run"),
+    *("meshdsl.training.reporting.metrics", "jax.experimental.multihost_utils"),
+    *("orbax.checkpoint", "grain"),
 )
 _CHANGED = ("--mesh_shape", "--microbatches")  # what fewer processes have of their own
 _EXAMPLE = "meshdsl launch --processes=2 -- train --workdir=runs/long --checkpoint_every=100"
@@ -64,12 +80,16 @@ def main(values: flags.FlagValues, problems: Problems, words: Sequence[str] = ()
         return [*start[: -len(words)], *_without(words, changed), *own]
 
     who = f"spare.{socket.gethostname()}" if values.spare else numbers[0]
-    with locked(trains.workdir, f"launch.{who}.lock"):
-        environment = _keeping_compiled(workdir)
+    environment = _keeping_compiled(workdir)
+    template = [sys.executable, "-c", _TEMPLATE.format(modules=_IMPORTED)]
+    warm = Warm(template, start, environment, code_version)
+    with locked(trains.workdir, f"launch.{who}.lock"), closing(warm):
+        warm.begin()
         times = values.max_restarts, values.restart_window
         alone = trains.num_processes is None or len(numbers) == trains.num_processes
         if alone and not values.spare:
-            crew: Crew = OneHost(command, numbers, None, trains.coordinator, environment)
+            where = trains.coordinator
+            crew: Crew = OneHost(command, numbers, None, where, environment, warm)
         else:
             terms = Terms(
                 trains.coordinator,
@@ -89,6 +109,7 @@ def main(values: flags.FlagValues, problems: Problems, words: Sequence[str] = ()
                 values.shrink_after,
                 copies,
                 values.spare,
+                warm,
             )
             return HostSupervisor(host, times).run()
         return Supervisor(Launch(crew, workdir, *times, _report, copies)).run()

@@ -19,6 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO
 
+from meshdsl.training.launching.warm import Forked, Warm
+
 _KEPT = 40  # the last lines of a process that a failure shows
 _NOISE = b"[Gloo] "  # how lines of JAX's collectives on CPUs begin, which say that all is well
 _DRAINING = 2.0  # seconds in which the last output of a process that has ended is read
@@ -38,7 +40,7 @@ class Child:
     shown: bool
     began: float = field(default_factory=time.monotonic)
     code: int | None = None
-    _process: subprocess.Popen[bytes] | None = None
+    _process: subprocess.Popen[bytes] | Forked | None = None
     _lines: deque[bytes] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _reader: threading.Thread | None = None
 
@@ -47,27 +49,37 @@ class Child:
         command: Sequence[str],
         ended: Callable[[Child], None],
         environment: Mapping[str, str] | None = None,
+        warm: Warm | None = None,
     ) -> None:
         """Starts it. `ended` is called in another thread when it ends.
 
         Args:
             environment: its variables; None: those of this process.
+            warm: the template that it is to come of, if there is one.
 
         Raises:
             OSError: the machine cannot start another process.
         """
-        output = None if self.shown else subprocess.PIPE
-        errors = subprocess.PIPE if self.shown else subprocess.STDOUT
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            start_new_session=True,
-            env=environment,
-        )
-        stream = self._process.stderr if self.shown else self._process.stdout
-        assert stream is not None
+        variables = os.environ if environment is None else environment
+        there, here = os.pipe()
+        output = 1 if self.shown else here
+        try:
+            self._process = None if warm is None else warm.started(command, variables, output, here)
+            if self._process is None:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=None if self.shown else here,
+                    stderr=here,
+                    start_new_session=True,
+                    env=variables,
+                )
+        except OSError:
+            os.close(there)
+            raise
+        finally:
+            os.close(here)
+        stream = os.fdopen(there, "rb")
         self._reader = threading.Thread(target=self._read, args=(stream,), daemon=True)
         self._reader.start()
         threading.Thread(target=self._wait, args=(ended,), daemon=True).start()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from meshdsl.training.launching.children import Child
+from meshdsl.training.launching.warm import Warm
 
 Command = Callable[[Sequence[str]], Sequence[str]]
 
@@ -108,6 +109,7 @@ class OneHost:
         total: how many the job has, where it has more than those.
         coordinator: `host:port` where they meet; None: a port of this host that is free.
         environment: the variables of the processes; None: those of this one.
+        warm: the template that they come of, if there is one.
     """
 
     command: Command
@@ -115,6 +117,7 @@ class OneHost:
     total: int | None = None
     coordinator: str | None = None
     environment: Mapping[str, str] | None = None
+    warm: Warm | None = None
     _where: str = ""
 
     def assemble(self, job: Job) -> list[Child]:
@@ -126,7 +129,7 @@ class OneHost:
     ) -> None:
         own = meeting_flags(process.number, self.total or len(self.numbers), self._where)
         environment = {**(self.environment or os.environ), **variables}
-        process.start(self.command(own), ended, environment)
+        process.start(self.command(own), ended, environment, self.warm)
 
     def grows(self) -> bool:
         return False

@@ -36,6 +36,7 @@ from meshdsl.training.launching.crew import Command, Job, Missing, free_port, me
 from meshdsl.training.launching.elastic import Elastic
 from meshdsl.training.launching.leading import Listed, Superseded, end, lead, leader, names_of
 from meshdsl.training.launching.lines import Line
+from meshdsl.training.launching.warm import Warm
 from meshdsl.training.processes.meeting import address_of, listed, listening
 
 _REPORT_AFTER = 5.0  # seconds of waiting before the first report
@@ -87,6 +88,7 @@ class Host:
         shrink_after: seconds after which fewer processes, or spare hosts, go on.
         copies: this host's folder of copies in memory.
         spare: whether this host waits until another one is lost.
+        warm: the template that its processes come of, if there is one.
     """
 
     terms: Terms
@@ -99,6 +101,7 @@ class Host:
     shrink_after: float = 0.0
     copies: Path | None = None
     spare: bool = False
+    warm: Warm | None = None
 
 
 @dataclass(eq=False)
@@ -364,7 +367,8 @@ class Hosts:
             flags += self._terms.elastic.flags(count)
             variables = {**variables, **self._terms.elastic.variables}
         if isinstance(process, Child):
-            process.start(self._host.command(flags), ended, {**self._host.environment, **variables})
+            environment = {**self._host.environment, **variables}
+            process.start(self._host.command(flags), ended, environment, self._host.warm)
             return
         with self._changed:
             process.ended, process.began = ended, time.monotonic()

@@ -292,7 +292,7 @@ class Member:
 
         try:
             environment = {**self.host.environment, **message["variables"]}
-            child.start(self.host.command(message["flags"]), ended, environment)
+            child.start(self.host.command(message["flags"]), ended, environment, self.host.warm)
         except OSError as error:
             lines = [f"it cannot be started on this host: {error.strerror}"]
             tell(FAILED, lines)

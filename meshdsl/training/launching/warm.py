@@ -1,0 +1,193 @@
+"""Warm starts: a process of the job comes of one that has imported everything already.
+
+The supervisor of a host keeps one template (see `forking`), which is forked for each process of
+each start. What they import then takes no time again, and its memory is shared.
+
+Guarantees:
+    Where there is no template, or it cannot be used, `started` says so, and a process starts
+    without it. Nothing fails because of it.
+    Variables that libraries may read when they are imported are those of a start without it, and
+    so is the code of meshdsl: after a change of it there is another template.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from meshdsl.training.launching.forking import HEADER, OURS, READY
+from meshdsl.training.launching.job_time import START
+
+_PATIENCE = 120.0  # seconds in which a template has imported everything
+_ANSWER = 10.0  # seconds in which it is forked
+_SET_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux's prctl
+_ROOM = 512  # bytes of arguments that a process may have beside those of `like`
+
+
+class Forked:
+    """A process that comes of a template; it is used as `subprocess.Popen` is.
+
+    Attributes:
+        pid: its number.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
+        self._reaping = threading.Lock()
+
+    def send_signal(self, number: int) -> None:
+        """Sends it a signal, if it still runs."""
+        with self._reaping:
+            if self._code is None:
+                os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """Waits until it has ended; returns its exit code, or minus the signal that ended it."""
+        while self._code is None:
+            with suppress(ChildProcessError):  # another thread was faster
+                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            with self._reaping:
+                if self._code is None:
+                    _, status = os.waitpid(self.pid, 0)
+                    self._code = os.waitstatus_to_exitcode(status)
+        return self._code
+
+
+class Warm:
+    """The template of a host's processes: `Warm(command, like, environment, code_version)`.
+
+    Args:
+        command: starts it; the supervisor's number, a descriptor and room for arguments follow.
+        like: the command of a process, but for flags of its own.
+        environment: the variables of the processes.
+        version: returns the version of the code that it imports.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        like: Sequence[str],
+        environment: Mapping[str, str],
+        version: Callable[[], str],
+    ) -> None:
+        self._command, self._environment, self._version = command, environment, version
+        # A process that `ps` shows has its own command in place of the template's.
+        self._room = "." * (sum(len(os.fsencode(word)) + 1 for word in like) + _ROOM)
+        self._code, self._start = "", ""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._line: socket.socket | None = None
+        self._ready = False
+        self._useless = sys.platform != "linux"
+
+    def begin(self) -> None:
+        """Starts the template, unless it is there; it imports what it needs in the meantime."""
+        if self._useless or self._process is not None:
+            return
+        try:
+            self._code = self._version()
+            self._line, other = socket.socketpair()
+            with other:
+                own = [str(os.getpid()), str(other.fileno())]
+                self._process = subprocess.Popen(
+                    [*self._command, *own, self._room],
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    env=self._environment,
+                    pass_fds=[other.fileno()],
+                )
+        except OSError:
+            self.close()
+
+    def started(
+        self, command: Sequence[str], environment: Mapping[str, str], output: int, errors: int
+    ) -> Forked | None:
+        """Returns a new process of a command, which is to begin; None: start it without a template.
+
+        Args:
+            command: `python -c program supervisor words...`; the program is the template's.
+            output, errors: descriptors.
+        """
+        if _read_by_libraries(environment) != _read_by_libraries(self._environment):
+            return None
+        start = environment.get(START, "")
+        if start != self._start and self._process is not None and self._version() != self._code:
+            self.close()  # its code is that of before
+        self._start = start
+        for _ in range(2):  # it may have ended since the last start
+            self.begin()
+            try:
+                if self._is_ready():
+                    return self._forked(command, environment, output, errors)
+            except (OSError, ValueError):
+                pass
+            self.close()
+        return None
+
+    def close(self) -> None:
+        """Ends the template; the processes that have come of it go on."""
+        if self._process is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        if self._line is not None:
+            self._line.close()
+        self._process = self._line = None
+        self._ready = False
+
+    def _is_ready(self) -> bool:
+        """Whether the template can be forked; waits until it has imported everything."""
+        if self._line is None:
+            return False
+        if not self._ready:
+            self._line.settimeout(_PATIENCE)
+            try:
+                self._ready = self._line.recv(1) == READY
+            finally:
+                self._useless = not self._ready  # another one would be alike
+        return self._ready
+
+    def _forked(
+        self, command: Sequence[str], environment: Mapping[str, str], output: int, errors: int
+    ) -> Forked:
+        """Returns a new process of a command.
+
+        Raises:
+            OSError, ValueError: the template has ended, or this kernel does not give the process to
+                the supervisor. It ends before it begins.
+        """
+        assert self._line is not None
+        self._line.settimeout(_ANSWER)
+        own = {name: value for name, value in environment.items() if name.startswith(OURS)}
+        text = json.dumps({"command": [*command], "variables": own}).encode()
+        waits, begins = os.pipe()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+        try:
+            prctl(_SET_SUBREAPER, 1, 0, 0, 0)
+            streams = [nothing, output, errors, waits]
+            socket.send_fds(self._line, [len(text).to_bytes(HEADER, "big")], streams)
+            self._line.sendall(text)
+            number = int.from_bytes(self._line.recv(HEADER, socket.MSG_WAITALL), "big")
+            facts = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+            if int(facts[1]) != os.getpid():
+                raise ValueError("it is no child of this process")
+            os.write(begins, b"!")
+            return Forked(number)
+        finally:
+            prctl(_SET_SUBREAPER, 0, 0, 0, 0)
+            for descriptor in (waits, begins, nothing):
+                os.close(descriptor)
+
+
+def _read_by_libraries(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not name.startswith(OURS)}
