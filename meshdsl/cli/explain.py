@@ -11,6 +11,7 @@ from absl import flags
 from meshdsl.cli import job as jobs
 from meshdsl.cli.mistakes.calibrated import check_machine
 from meshdsl.cli.mistakes.problems import Problems
+from meshdsl.cli.plan import machine_of
 from meshdsl.cli.planning.automatic import described_machine, settled
 from meshdsl.cli.planning.changes import changes_of
 from meshdsl.cli.planning.commands import search_command
@@ -55,6 +56,8 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
     if chosen is not None:
         settle(values, {"hardware": chosen.asked["hardware"]})  # by whose time it was chosen
         print(chosen.says)
+    elif values.topology is not None or values["slices"].present:
+        _use_topology(values, problems)
     asked = jobs.on_given_hardware(jobs.build(values, problems, feeds_text=False), values)
     job = decided(asked)
     if values.stage:
@@ -88,6 +91,21 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
         print(json.dumps(as_values(report), indent=2))
     else:
         print(shown)
+
+
+def _use_topology(values: flags.FlagValues, problems: Problems) -> None:
+    """Sets the hardware to that of `--topology`, as `compile` does; adds to the problems."""
+    if values.topology is None:
+        problems.add("--slices are those of a --topology, which is missing")
+        return
+    machine = machine_of(values, problems)
+    if machine is not None and values.mesh_shape is None:
+        problems.add(
+            f"--topology: {machine.title} need a mesh: give --mesh_shape and --layout, or "
+            "--mesh_shape=auto to have them found"
+        )
+    if machine is not None:
+        settle(values, {"hardware": machine.hardware})
 
 
 def _others(program: SpmdProgram, job: jobs.Job) -> dict[str, SpmdProgram]:

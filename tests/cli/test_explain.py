@@ -89,6 +89,21 @@ def test_the_search_that_is_printed_is_one_that_plan_accepts(given, machine, lay
     assert str(values.layout) == layout
 
 
+def test_a_topology_is_the_hardware_and_has_to_fit_the_mesh(capsys):
+    mesh = ("--mesh_shape=data:8", "--layout=batch:data")
+    found = explained(capsys, *mesh, "--topology=v5e:2x4")
+    assert found == explained(capsys, *mesh, "--hardware=v5e")
+    assert "TPU v5e" in found
+    for arguments, problem in (
+        (["--mesh_shape=data:4", "--topology=v5e:2x4"], "--mesh_shape: "),
+        (["--topology=v5e:2x4"], "--topology: v5e:2x4: 8 devices of TPU v5e need a mesh: give"),
+        ([*mesh, "--topology=v5e:2x4", "--hardware=v5e"], "--hardware: that of --topology is"),
+        ([*mesh, "--topology=v5q:2x4"], "--topology: "),
+        ([*mesh, "--slices=2"], "--slices are those of a --topology, which is missing"),
+    ):
+        assert problem in refused(capsys, *arguments)
+
+
 def test_without_a_mesh_and_a_topology_there_is_no_search_to_print():
     given = ["--model=gpt_mini", "--hardware=a100", "--slices=2"]
     assert search_command(read(given, "explain")[0]) == ""

@@ -385,7 +385,7 @@ FLAGS: dict[str, Flag] = {
     "topology": (
         None,
         str,
-        "What `compile`, `plan` and `sweep` are to plan for: v5p:8x8x8 (chips of a slice), "
+        "What `compile`, `explain`, `plan` and `sweep` are for: v5p:8x8x8 (chips of a slice), "
         "h100:8x16 (GPUs of a node, nodes). `sweep` takes several: the flag again, or "
         "v5p:{4x4x4,8x8x8}.",
     ),
