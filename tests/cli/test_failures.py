@@ -69,6 +69,12 @@ def test_goodput_is_predicted_from_checkpoints_and_from_other_hosts(capsys):
     assert "every host holds what no other does" in explained(capsys, *ONCE, "--mtbf=50000h")
 
 
+def test_the_time_between_failures_may_be_that_of_the_job(capsys):
+    of_host = explained(capsys, *TWICE, "--mtbf=48h", "--devices_per_host=2")
+    assert explained(capsys, *TWICE, "--job_mtbf=6h", "--devices_per_host=2") == of_host
+    assert "for 8 hosts, one in 6 h" in " ".join(of_host.split())
+
+
 def test_a_short_time_between_failures_is_said_in_its_unit(capsys):
     text = explained(capsys, *TWICE, "--mtbf=30min")
     assert "one in 30 min 0 s of a host is 192 per day for 4 hosts, one in 7 min 30 s" in text
@@ -101,6 +107,8 @@ def test_values_are_written_as_json(capsys):
     ("arguments", "problem"),
     [
         (["--mtbf=often"], "--mtbf: needs a time, as 50000h or 5min (units: s, min, h, d, y)"),
+        (["--mtbf=1h", "--job_mtbf=1h"], "--mtbf is of one host, --job_mtbf of the whole job"),
+        (["--job_mtbf=6"], "--job_mtbf: needs a time, as 50000h"),
         (["--mtbf=0h"], "--mtbf: needs a time, as 50000h"),
         (["--mtbf=50000"], "--mtbf: needs a time, as 50000h"),
         (["--devices_per_host=4"], "--devices_per_host is for --failures or --mtbf"),

@@ -143,6 +143,7 @@ PROMISED = {
     "live": False,
     "failures": False,
     "mtbf": None,
+    "job_mtbf": None,
     "devices_per_host": None,
     "storage_bandwidth": 10**9,
     "restart_time": 300,

@@ -366,6 +366,11 @@ FLAGS: dict[str, Flag] = {
         "Mean time between failures of one host, 50000h: print --failures, the share of time that "
         "a job spends on useful steps, and how often it is best to save.",
     ),
+    "job_mtbf": (
+        None,
+        duration,
+        "The same of the whole job, as its log has it, instead of one host's: 6h.",
+    ),
     "devices_per_host": (
         None,
         whole(1),

@@ -1,4 +1,4 @@
-"""`meshdsl explain --failures` and `--mtbf`: what lost hosts cost a training step."""
+"""`meshdsl explain --failures`, `--mtbf` and `--job_mtbf`: what lost hosts cost a training step."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ _OF_MTBF = ("storage_bandwidth", "restart_time")
 
 def asks_for_failures(values: flags.FlagValues, problems: Problems) -> bool:
     """Whether the flags ask for failures; adds to the problems."""
-    asked = bool(values.failures is True or values.mtbf is not None)
+    timed = values.mtbf is not None or values.job_mtbf is not None
+    asked = bool(values.failures is True or timed)
+    if values.mtbf is not None and values.job_mtbf is not None:
+        problems.add("--mtbf is of one host, --job_mtbf of the whole job: give one of them")
     if values["devices_per_host"].present and not asked:
         problems.add("--devices_per_host is for --failures or --mtbf: give one of them")
     for name in _OF_MTBF:
-        if values[name].present and values.mtbf is None:
+        if values[name].present and not timed:
             problems.add(f"--{name} is for --mtbf: give it, as in --mtbf=50000h")
     if values.storage_bandwidth == 0:
         problems.add("--storage_bandwidth must be above 0")
@@ -48,8 +51,11 @@ def show_failures(program: SpmdProgram, values: flags.FlagValues) -> str:
     device = find_hardware(values.hardware)
     report = failures(program, values.devices_per_host or device.host)
     prediction = None
-    if values.mtbf is not None:
-        costs = Costs(values.mtbf, values.storage_bandwidth, values.restart_time)
+    mtbf = values.mtbf
+    if values.job_mtbf is not None:  # any of its hosts fails
+        mtbf = values.job_mtbf * report.domains.count
+    if mtbf is not None:
+        costs = Costs(mtbf, values.storage_bandwidth, values.restart_time)
         step = simulate(stored_on(program, device), device).seconds
         prediction = predict(report, step, device, costs, values.checkpoint_every)
     if values.json:
