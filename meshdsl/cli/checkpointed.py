@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from meshdsl.training.checkpointing.weights import Weights
 
 OF_MODEL = ("model", "model_args", "lora", "policy", "tokenizer", "end_token")
+STDOUT = "-"  # the value of --out for standard output
 _FIXED = ("tokenizer", "end_token")  # another one makes other tokens, so the model reads nonsense
 _FRACTION = re.compile(r"Fraction\((\d+), (\d+)\)")
 _POLICY = re.compile(r"(\w+)=dtype\('?(\w+)'?\)")
@@ -278,5 +279,5 @@ def check_mesh_and_out(values: flags.FlagValues, problems: Problems) -> None:
         problems.add(
             '--layout needs a mesh: give --mesh_shape, as in --mesh_shape="data:2,model:4"'
         )
-    if values.out and Path(values.out).exists():
+    if values.out and values.out != STDOUT and Path(values.out).exists():
         problems.add(f"--out: {values.out} is there already; choose another name")

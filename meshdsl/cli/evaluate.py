@@ -11,7 +11,14 @@ import numpy as np
 from absl import flags
 
 from meshdsl.cli import job as jobs
-from meshdsl.cli.checkpointed import OF_MODEL, Trained, chat_format, check_mesh_and_out, place_of
+from meshdsl.cli.checkpointed import (
+    OF_MODEL,
+    STDOUT,
+    Trained,
+    chat_format,
+    check_mesh_and_out,
+    place_of,
+)
 from meshdsl.cli.evaluating import tasks
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.training.data.chats import ChatFormat
@@ -48,9 +55,9 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     if values.tasks is not None:
         scored = tasks.score(values, problems)
         for line in scored.lines(values.model):
-            tell(line)
+            tell(line, error=values.out == STDOUT)
         if values.out:
-            _write(Path(values.out), scored.content)
+            _write(values.out, scored.content)
         return 0
     for name in tasks.FLAGS:
         if values[name].present:
@@ -87,12 +94,13 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
         name: scorer.score(source, _spread(len(source), most, batch_size))
         for name, source in texts.items()
     }
+    apart = values.out == STDOUT  # from what is written there
     if stored is not None:
-        tell(f"{values.model} after step {stored.step:,}, {stored.folder}")
+        tell(f"{values.model} after step {stored.step:,}, {stored.folder}", error=apart)
     for name, score in scores.items():
-        tell(f"{name}: {_described(score, tokenizer.unit)}")
+        tell(f"{name}: {_described(score, tokenizer.unit)}", error=apart)
     if values.out:
-        _write(Path(values.out), _content(scores, None if stored is None else stored.step))
+        _write(values.out, _content(scores, None if stored is None else stored.step))
     return 0
 
 
@@ -174,13 +182,17 @@ def _content(scores: Mapping[str, Score], step: int | None) -> dict[str, Any]:
     return {"step": step, "texts": texts}
 
 
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes scores as JSON.
+def _write(out: str, content: Mapping[str, Any]) -> None:
+    """Writes scores as JSON, to a file or standard output.
 
     Raises:
         ValueError: the file cannot be written.
     """
     try:
-        path.write_text(json.dumps(content, indent=2) + "\n")
+        text = json.dumps(content, indent=2)
+        if out == STDOUT:
+            tell(text)
+        else:
+            Path(out).write_text(text + "\n")
     except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}") from error
+        raise ValueError(f"cannot write {out}: {error.strerror}") from error

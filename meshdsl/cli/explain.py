@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,7 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
     chosen = settled(values, problems, described_machine)
     if chosen is not None:
         settle(values, {"hardware": chosen.asked["hardware"]})  # by whose time it was chosen
-        print(chosen.says)
+        print(chosen.says, file=sys.stderr if values.json else sys.stdout)
     elif values.topology is not None or values["slices"].present:
         _use_topology(values, problems)
     asked = jobs.on_given_hardware(jobs.build(values, problems, feeds_text=False), values)

@@ -6,13 +6,14 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from absl import flags
 
-from meshdsl.cli.checkpointed import Trained, begin_token, check_mesh_and_out, place_of
+from meshdsl.cli.checkpointed import STDOUT, Trained, begin_token, check_mesh_and_out, place_of
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.training.reporting.output import tell
@@ -137,7 +138,7 @@ def _to_file(
     finished: Counter[str] = Counter()
     count = 0
     try:
-        with open(values.out, "x", encoding="utf-8") as file:
+        with _opened(values.out) as file:
             texts = _texts(writer, tokenizer, asked.prompts, stop, begin)
             for line, text in zip(asked.lines, _tracked(texts, len(asked.prompts)), strict=True):
                 file.write(_line(line, text) + "\n")
@@ -148,7 +149,13 @@ def _to_file(
         raise ValueError(f"cannot write {values.out}: {error.strerror}") from error
     reasons = ", ".join(f"{number:,} by {why}" for why, number in sorted(finished.items()))
     total = f"{len(asked.prompts):,} texts, {count:,} {tokenizer.unit}s"
-    tell(f"{total} in {values.out}; ended {reasons}")
+    place = "" if values.out == STDOUT else f" in {values.out}"
+    tell(f"{total}{place}; ended {reasons}", error=values.out == STDOUT)
+
+
+def _opened(out: str) -> AbstractContextManager[TextIO]:
+    """Returns standard output, or a file that is not there yet."""
+    return nullcontext(sys.stdout) if out == STDOUT else open(out, "x", encoding="utf-8")
 
 
 def _line(given: Mapping[str, Any], text: Text) -> str:

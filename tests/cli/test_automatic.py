@@ -33,6 +33,14 @@ def little_effort(monkeypatch):
 
 
 @pytest.mark.long
+def test_what_was_chosen_is_not_mixed_with_json(capsys):
+    assert run(["explain", *SMALL, "--topology=v5e:2x2", "--layout=auto", "--json"]) == 0
+    captured = capsys.readouterr()
+    layout = json.loads(captured.out)["layout"]
+    assert captured.err.startswith("chosen: ") and f'--layout="{layout}"' in captured.err
+
+
+@pytest.mark.long
 def test_explain_finds_what_is_left_to_it(capsys):
     machine = "--topology=v5e:2x2"
     assert run(["explain", *SMALL, machine, "--layout=auto", "--microbatches=auto"]) == 0

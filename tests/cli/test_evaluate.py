@@ -49,6 +49,8 @@ def test_other_text_is_scored_whole_on_every_mesh(capsys, trained, other, tmp_pa
     given = (f"--workdir={trained}", f"--data={other}")
     code, out, _ = answer(capsys, *given, f"--out={tmp_path}/scores.json")
     assert code == 0
+    apart = answer(capsys, *given, "--out=-")
+    assert apart == (0, (tmp_path / "scores.json").read_text(), out)
     first, second = out.splitlines()
     assert first == f"gpt_mini after step 3, {trained}/checkpoints/3"
     written = json.loads((tmp_path / "scores.json").read_text())

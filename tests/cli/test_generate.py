@@ -111,6 +111,9 @@ def test_stop_strings_and_batches_of_a_file(capsys, tmp_path, trained):
     assert lines[0]["id"] == 7 and list(lines[1]) == ["prompt", "text", "finish", "tokens"]
     total = sum(line["tokens"] for line in lines)
     assert told.startswith(f"3 texts, {total:,} bytes in {out}; ended ")
+    apart = answer(capsys, *given, "--out=-", "--min_p=0.01", "--top_p=0.9")
+    assert apart[:2] == (0, out.read_text())
+    assert apart[2].startswith(f"3 texts, {total:,} bytes; ended ")
     letter = lines[0]["text"][2]
     again = [*given, f"--out={tmp_path}/s.jsonl", "--min_p=0.01", "--top_p=0.9"]
     written(capsys, *again, f"--stop={letter}", "--stop=never \\n comes")

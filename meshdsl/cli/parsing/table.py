@@ -309,7 +309,8 @@ FLAGS: dict[str, Flag] = {
         None,
         str,
         "Where `export` writes: a .safetensors file, or a folder for several; `generate`: lines of "
-        "JSON; `evaluate` and `calibrate`: a .json file; `plot`: .svg, .png, .pdf or .html.",
+        "JSON; `evaluate` and `calibrate`: a .json file; `plot`: .svg, .png, .pdf or .html. `-` is "
+        "standard output, for `generate` and `evaluate`; all else is then on standard error.",
     ),
     "step": (
         None,
