@@ -256,20 +256,28 @@ def stop_tokens(
     return frozenset()
 
 
-def begin_token(values: flags.FlagValues, tokenizer: Tokenizer | None) -> int | None:
+def begin_token(
+    values: flags.FlagValues, tokenizer: Tokenizer | None, stored: StoredParams | None = None
+) -> int | None:
     """Returns the token that prompts begin with, by the tokenizer's file; None: no token.
 
     Args:
         tokenizer: if there is one.
+        stored: the parameters of a run, if they are used.
     """
-    return tokenizer.begin if tokenizer is not None and learned_elsewhere(values) else None
+    return tokenizer.begin if tokenizer is not None and learned_elsewhere(values, stored) else None
 
 
-def learned_elsewhere(values: flags.FlagValues) -> bool:
+def learned_elsewhere(values: flags.FlagValues, stored: StoredParams | None = None) -> bool:
     """Whether the model began with weights from elsewhere, which know what begins a text.
 
-    A run that began without them has never read such a token: documents of `--data` have none.
+    A run says with its checkpoints whether it began with them. One that began without them has
+    never read such a token: documents of `--data` have none.
     """
+    from meshdsl.training.checkpointing.saving import ORIGIN
+
+    if stored is not None and ORIGIN in stored.config:
+        return True
     return values.init_from is not None or is_hugging_face(values.model)
 
 

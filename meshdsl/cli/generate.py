@@ -45,7 +45,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     model, tokenizer = trained.model, trained.tokenizer
     asked = _asked(values, problems)
     sampling = _sampling(values, problems)
-    begin = begin_token(values, tokenizer)
+    begin = begin_token(values, tokenizer, trained.stored)
     check_mesh_and_out(values, problems)
     problems.check()
     assert model is not None and tokenizer is not None and sampling is not None

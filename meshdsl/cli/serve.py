@@ -40,7 +40,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     model, tokenizer = trained.model, trained.tokenizer
     template = chat_template(values, problems)
     end_tokens = stop_tokens(values, tokenizer, problems)
-    begin = begin_token(values, tokenizer)
+    begin = begin_token(values, tokenizer, trained.stored)
     check_mesh_and_out(values, problems)
     context = _context(values, model, problems)
     problems.check()

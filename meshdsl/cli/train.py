@@ -274,14 +274,19 @@ def _check_saving(values: flags.FlagValues, problems: Problems) -> None:
 
 def _saving(values: flags.FlagValues, corpus: Corpus) -> Saving | None:
     """Returns what is saved in the workdir, if there is one."""
-    from meshdsl.training.checkpointing.saving import Saving
+    from meshdsl.training.checkpointing.saving import ORIGIN, Saving, origin_of
     from meshdsl.training.data import DataFiles, written_sums
 
     if not values.workdir:
         return None
+    origin = origin_of(values.workdir) if begun(values.workdir) else values.init_from
     return Saving(
         **values_of(Saving, values),
-        config={**_stored(values), "the data": corpus.fingerprint()},
+        config={
+            **_stored(values),
+            "the data": corpus.fingerprint(),
+            **({} if origin is None else {ORIGIN: origin}),
+        },
         defaults=early.DEFAULTS,
         data=DataFiles(corpus.paths, written_sums(corpus.paths)),
     )

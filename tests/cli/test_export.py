@@ -1,13 +1,18 @@
 """`meshdsl export`, and `meshdsl train --init_from`: weights from one run to the next."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from meshdsl.cli.checkpointed import begin_token
 from meshdsl.cli.main import run
+from meshdsl.training.checkpointing.saving import origin_of
+from meshdsl.training.checkpointing.stored_params import StoredParams
 from meshdsl.training.checkpointing.weights import save_weights
+from meshdsl.training.exit_codes import UNFINISHED
 
 SMALL = ("--model_args=layers=1,embed=16,heads=2", "--batch_size=8", "--length=16")
 WHEN = ("--log_every=1", "--eval_batches=1", "--learning_rate=0")
@@ -41,6 +46,32 @@ def test_weights_go_from_a_run_to_another_on_another_mesh(capsys, tmp_path, text
     assert run([*start[:-1], "--init_from=gone", "--steps=2"]) == 0
     captured = capsys.readouterr()
     assert "/c/checkpoints/2, and not from the weights gone\n" in captured.out
+
+
+def test_a_run_keeps_what_it_began_with(capsys, tmp_path, text):
+    job = ["train", *SMALL, text, "--backend=numpy", "--eval_every=2", "--steps=2"]
+    here, elsewhere = f"--workdir={tmp_path}/a", f"--workdir={tmp_path}/c"
+    weights = f"--init_from={tmp_path}/b.safetensors"
+    begins = SimpleNamespace(begin=3)
+
+    def token(workdir):
+        stored = StoredParams.of(tmp_path / workdir)
+        flags = SimpleNamespace(model="gpt_mini", init_from=None)
+        return begin_token(flags, begins, stored)
+
+    def half(*flags):
+        assert run([*job, "--exit_at_step=1", *flags]) == UNFINISHED
+
+    half(here)
+    assert run(["export", here, f"--out={tmp_path}/b.safetensors"]) == 0
+    half(elsewhere, weights)
+    assert (token("a"), token("c")) == (None, 3)
+    assert run([*job, here, weights]) == run([*job, elsewhere]) == 0  # they go on
+    assert [StoredParams.of(tmp_path / w).folder.name for w in "ac"] == ["2", "2"]
+    assert (token("a"), token("c")) == (None, 3)
+    assert origin_of(tmp_path / "c") == f"{tmp_path}/b.safetensors"
+    (tmp_path / "none").mkdir()
+    assert origin_of(tmp_path / "none") is None
 
 
 def test_a_folder_of_half_precision(capsys, tmp_path, text):

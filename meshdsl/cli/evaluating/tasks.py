@@ -26,6 +26,7 @@ from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.tensors.dims import did_you_mean
 
 if TYPE_CHECKING:
+    from meshdsl.training.checkpointing.stored_params import StoredParams
     from meshdsl.training.data.tokenizers import Tokenizer
 
 FLAGS = ("num_fewshot", "limit", "chat")
@@ -88,7 +89,7 @@ def score(values: flags.FlagValues, problems: Problems) -> TaskScores:
     if values.chat and template is None and not problems.found:
         problems.add("--chat: the tokenizer has no template of chats; give one: --chat_template")
     end_tokens = stop_tokens(values, tokenizer, problems)
-    begin = begin_token(values, tokenizer)
+    begin = begin_token(values, tokenizer, stored)
     for name in _OF_TEXT:
         if values[name].present:
             problems.add(f"--{name} does nothing for --tasks, which have text of their own")
@@ -106,7 +107,7 @@ def score(values: flags.FlagValues, problems: Problems) -> TaskScores:
         length=values.length,
         batch_size=values.batch_size or model.batch_size,
         place=place_of(values),
-        prefix=_prefix(values, tokenizer) if begin is None else begin,
+        prefix=_prefix(values, tokenizer, stored) if begin is None else begin,
         begins=begin is not None,
         template=template,
         stop_tokens=end_tokens if values.chat else frozenset(),
@@ -156,10 +157,12 @@ def _asked(values: flags.FlagValues, problems: Problems) -> tuple[Any, list[str]
     return manager, asked
 
 
-def _prefix(values: flags.FlagValues, tokenizer: Tokenizer) -> int | None:
+def _prefix(
+    values: flags.FlagValues, tokenizer: Tokenizer, stored: StoredParams | None
+) -> int | None:
     """Returns the token that a text without another one before it follows; None: the end token."""
     from meshdsl.generation.serving.chat import bos_token_of
 
-    if not (isinstance(values.tokenizer, str) and learned_elsewhere(values)):
+    if not (isinstance(values.tokenizer, str) and learned_elsewhere(values, stored)):
         return None
     return bos_token_of(tokenizer, values.tokenizer)

@@ -13,12 +13,14 @@ import jax
 
 from meshdsl.training.checkpointing.checkpoints import Checkpoints, Restored
 from meshdsl.training.checkpointing.newest import FOLDER
+from meshdsl.training.checkpointing.shared_checkpoints import described
 from meshdsl.training.processes.joining import gathered, together
 from meshdsl.training.settings import PATH, TRUTH, Whole, check, record, setting
 
 if TYPE_CHECKING:
     from meshdsl.training.data.data_files import DataFiles
 
+ORIGIN = "init_from"  # the setting that names the weights a run began with
 DATA = "data_files"  # what the position of a checkpoint calls the state of them
 
 
@@ -142,6 +144,18 @@ class Saving:
         return self.local_every is not None and step % self.local_every == 0
 
 
+def origin_of(workdir: str | os.PathLike[str]) -> str | None:
+    """Returns the weights that the run in a workdir began with; None: with `init`, or no run."""
+    steps = [path for path in (Path(workdir) / FOLDER).glob("*") if path.name.isdigit()]
+    for folder in sorted(steps, key=lambda path: -int(path.name)):
+        try:
+            origin = described(folder)["config"].get(ORIGIN)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # restoring says what is damaged
+        return None if origin is None else str(origin)
+    return None
+
+
 def begun(workdir: str | os.PathLike[str]) -> bool:
     """Whether a run has left a checkpoint in a workdir."""
     return any(path.name.isdigit() for path in (Path(workdir) / FOLDER).glob("*"))
@@ -156,7 +170,7 @@ def differences(
         defaults: the values of missing settings.
     """
     saved, now = {**defaults, **saved}, {**defaults, **now}
-    names = sorted({*saved, *now})
+    names = sorted({*saved, *now} - {ORIGIN})
     return [
         f"{name}: {_shown(saved, name)} in the checkpoint, {_shown(now, name)} here"
         for name in names
