@@ -12,7 +12,8 @@ changed. Notes are also written for
 - a tree with some of the leaves of an argument, such as a mean of a few parameters.
 
 Parameters need not follow a rule for the optimizer's state or for gradients: such a rule means
-these alone, as in ZeRO-1 and ZeRO-2.
+these alone, as in ZeRO-1 and ZeRO-2. Nor need a result without a name, where the state of that rule
+is returned beside it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def lookalikes(graph: Graph, layout: Layout) -> list[str]:
         return []
     inputs = _leaves(graph.inputs, graph.input_paths)
     outputs = _leaves(graph.outputs, graph.output_paths)
-    known = {path for path, _ in inputs}
+    known, given_back = {path for path, _ in inputs}, {path for path, _ in outputs}
     alone = (end for end in _bare(inputs) if "/" not in end.path)
     arguments = [*(tree for tree in trees(inputs) if tree.path), *alone]
     results = [*trees(outputs), *_bare(outputs)]
@@ -57,6 +58,9 @@ def lookalikes(graph: Graph, layout: Layout) -> list[str]:
             continue
         for other in likes[tree.keys].values():
             rule = other.path != tree.path and _misses(tree, other, layout)
+            is_known = returned and _anonymous(tree) and _is_among(other, given_back)
+            if rule and is_known and _means_copies(rule, tree):
+                continue  # the state itself is returned by its name: this is another tree
             if rule:
                 done.update(paths)
                 notes[_note(paths, other, rule, returned)] = None
@@ -227,6 +231,11 @@ def _missed(tree: Tree, leaves: Sequence[Leaf], other: Tree, layout: Layout) -> 
 def _means_copies(rule: Rule, tree: Tree) -> bool:
     """Whether a rule is for the optimizer's state or for gradients, and a tree is neither."""
     return not _COPIES.isdisjoint(rule.scope.split("/")) and _COPIES.isdisjoint(tree.parts)
+
+
+def _is_among(tree: Tree, paths: Collection[str]) -> bool:
+    """Whether all leaves of a tree have one of some paths."""
+    return all(path in paths for path, _ in tree.paths(""))
 
 
 def _without_names(tree: Tree) -> bool:

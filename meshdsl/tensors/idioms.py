@@ -197,18 +197,29 @@ def _not_taken(what: str, numbers: str) -> str:
 def answered() -> Iterator[None]:
     """Replaces JAX's error for a tensor that the user's code passes to a function of JAX.
 
-    JAX's newer checks do not ask the object, so its error is replaced where it arrives.
+    JAX's newer checks do not ask the object, and `jax.pmap` takes a dim's size for a number. So the
+    error is replaced where it arrives.
     """
     try:
         yield
     except TypeError as error:
-        if "interpreting argument" not in str(error) or "<class 'meshdsl." not in str(error):
+        if not _is_of_passing(error):
             raise
         source = raiser(error)
         raise ValueError(
             "functions of JAX do not take tensors with named dims: write md's, as in md.sin(x), "
             f"or md.jit(f).as_jax(...) for JAX around it\n  at {source}  {source.code}".rstrip()
         ) from None
+
+
+def _is_of_passing(error: TypeError) -> bool:
+    """Whether JAX raised an error because it was passed a tensor."""
+    text, trace = str(error), error.__traceback__
+    if "interpreting argument" in text and "<class 'meshdsl." in text:
+        return True
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and _is_of_jax(trace.tb_frame) and text.endswith("not 'Dimension'")
 
 
 def _with_line(text: str) -> str:

@@ -116,6 +116,22 @@ def test_a_traced_tensor_has_no_numbers(function, text):
     assert text in told(function, T, traced=True)
 
 
+def test_pmap_takes_no_tensors():
+    def function(x):
+        return jax.pmap(lambda row: row * 2)(x)
+
+    with pytest.raises(ValueError, match="functions of JAX do not take tensors with named dims"):
+        md.jit(function).trace(X)
+
+
+def test_an_error_of_ones_own_stays():
+    def function(x):
+        return int(x.dims[0]) + x
+
+    with pytest.raises(TypeError, match="not 'Dimension'"):
+        md.jit(function).trace(X)
+
+
 def test_a_number_can_be_read_from_an_array():
     assert (int(T), float(T), complex(T), bool(T), T.item(), f"{T:.2f}") == (
         2,

@@ -67,6 +67,20 @@ def test_a_state_that_is_not_the_parameters_is_noted_if_it_misses_a_rule_of_the_
     assert "`optimizer/embed:data` does not apply. Add a rule such as `average/" in note
 
 
+def test_parameters_of_any_place_are_not_noted_where_the_state_is_returned_by_its_name():
+    def step(params, optimizer):
+        mean = jax.tree.map(lambda m, p: 0.9 * m + p, optimizer["mean"], params)
+        return 1.0, jax.tree.map(lambda p, m: p - m, params, mean), {"mean": mean}
+
+    assert notes(step, "optimizer/embed:data", TREE, {"mean": TREE}) == []
+
+    def named(optimizer, average):
+        return {"optimizer": double(optimizer), "average": double(average)}
+
+    note = notes(named, "optimizer/embed:data", TREE, TREE)[0]
+    assert "Add a rule such as `average/" in note
+
+
 def test_results_that_two_arguments_are_like_are_noted_if_those_differ():
     def step(params, mean):
         return double(mean), double(params)
