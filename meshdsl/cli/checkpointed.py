@@ -26,7 +26,15 @@ if TYPE_CHECKING:
     from meshdsl.training.checkpointing.stored_params import StoredParams
     from meshdsl.training.checkpointing.weights import Weights
 
-OF_MODEL = ("model", "model_args", "lora", "policy", "tokenizer", "end_token")
+OF_MODEL = (
+    "model",
+    "model_args",
+    "lora",
+    "policy",
+    "tokenizer",
+    "end_token",
+    "begin_documents",
+)
 STDOUT = "-"  # the value of --out for standard output
 _FIXED = ("tokenizer", "end_token")  # another one makes other tokens, so the model reads nonsense
 _FRACTION = re.compile(r"Fraction\((\d+), (\d+)\)")
@@ -272,11 +280,13 @@ def learned_elsewhere(values: flags.FlagValues, stored: StoredParams | None = No
     """Whether the model began with weights from elsewhere, which know what begins a text.
 
     A run says with its checkpoints whether it began with them. One that began without them has
-    never read such a token: documents of `--data` have none.
+    never read such a token, unless `--begin_documents` put it before its documents.
     """
     from meshdsl.training.checkpointing.saving import ORIGIN
 
     if stored is not None and ORIGIN in stored.config:
+        return True
+    if stored is not None and stored.config.get("begin_documents") == "True":
         return True
     return values.init_from is not None or is_hugging_face(values.model)
 

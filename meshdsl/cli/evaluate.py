@@ -127,11 +127,12 @@ def _texts(
         ValueError: files cannot be read, or there is too little text.
     """
     from meshdsl.training.data import Corpus, DocumentWindows, PackedRows
+    from meshdsl.training.data.tokenizers import WithBegin
 
     corpus = Corpus.read(
         values.data,
         jobs.vocabulary(model),
-        tokenizer,
+        WithBegin(tokenizer) if values.begin_documents else tokenizer,
         values.data_column,
         Path(values.data_cache) if values.data_cache else None,
         chats=chats,

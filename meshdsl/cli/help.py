@@ -66,6 +66,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "data_cache",
         "data_workers",
         "end_token",
+        "begin_documents",
         "seed",
     ),
     "reports of a run": (
@@ -307,7 +308,7 @@ HELP: Mapping[str, Help] = {
         "workdir data tasks batch_size length eval_batches out mesh_shape layout",
         ("tasks", "model", "devices and layout"),
         also="chat_template policy precision step ema tokenizer end_token split packing "
-        "data_column data_cache init_from override",
+        "begin_documents data_column data_cache init_from override",
         examples={
             "The text that a run has kept from training:": "--workdir=runs/first",
             "Other text, with a page of its numbers:": "--workdir=runs/first --data='notes/*.md' "

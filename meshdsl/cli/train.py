@@ -107,6 +107,7 @@ def _read(values: flags.FlagValues, problems: Problems) -> tuple[jobs.Job, Corpu
         ValueError: there is too little text.
     """
     from meshdsl.training.data import Corpus, load_tokenizer
+    from meshdsl.training.data.tokenizers import WithBegin
 
     with problems.caught("--data"):
         find([name for entry in parse_entries(values.data) for name in entry.patterns])
@@ -125,10 +126,11 @@ def _read(values: flags.FlagValues, problems: Problems) -> tuple[jobs.Job, Corpu
     chats = chat_format(values, problems) if has_chats(values.data, values.data_column) else None
     problems.check()
     with problems.caught("--data"), doing("reading the text"):
+        tokenizer = load_tokenizer(values.tokenizer, values.end_token)
         corpus = Corpus.read(
             values.data,
             jobs.vocabulary(job.model),
-            load_tokenizer(values.tokenizer, values.end_token),
+            WithBegin(tokenizer) if values.begin_documents else tokenizer,
             values.data_column,
             Path(values.data_cache) if values.data_cache else None,
             chats=chats,

@@ -48,6 +48,7 @@ PROMISED = {
     "data_workers": 0,
     "tokenizer": None,
     "end_token": None,
+    "begin_documents": None,
     "split": None,
     "packing": False,
     "batch_size": None,

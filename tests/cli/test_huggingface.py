@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 from meshdsl.cli.checkpointed import begin_token
 from meshdsl.cli.main import run
 from meshdsl.training.checkpointing.exporting import Exported
+from meshdsl.training.checkpointing.stored_params import StoredParams
 from tests.models.huggingface.folders import CONFIGS, tensors_of, write_folder
 
 BYTES = CONFIGS["llama 2"] | {"vocab_size": 300}
@@ -199,6 +200,29 @@ def test_a_prompt_begins_with_the_token_of_the_folder(capsys, tmp_path):
     assert written(begins, "<s>a named") == written(bare, "<s>a named")
     assert written(begins, "a named") != written(bare, "a named")
     assert written(begins, "a named", *search) == written(bare, "<s>a named", *search)
+
+
+def test_a_run_whose_documents_begin_with_a_token_is_used_with_it(capsys, tmp_path, text):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {word: n for n, word in enumerate(["</s>", "<s>", "A", "named", "dimension", "."])}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="</s>"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    model.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    model.save(str(tmp_path / "t.json"))
+    job = ("train", "--model_args=layers=1,embed=16,heads=2,vocab=6", *SMALL, *WHEN, text)
+    job = (*job, f"--tokenizer={tmp_path}/t.json", "--backend=numpy")
+    for name, flags, token in (("bare", (), None), ("begins", ("--begin_documents",), 1)):
+        workdir = f"--workdir={tmp_path}/{name}"
+        assert run([*job, workdir, *flags]) == 0
+        stored = StoredParams.of(tmp_path / name)
+        flags = SimpleNamespace(model="gpt_mini", init_from=None)
+        assert begin_token(flags, SimpleNamespace(begin=1), stored) == token
+        capsys.readouterr()
+        assert run(["evaluate", workdir, "--backend=numpy", text, *SMALL]) == 0
+    assert run([*job, f"--workdir={tmp_path}/bare", "--begin_documents"]) == 2
+    assert "begin_documents: none in the checkpoint, True here" in capsys.readouterr().err
 
 
 def test_a_run_that_began_here_has_never_read_a_token_that_begins_texts(tmp_path):

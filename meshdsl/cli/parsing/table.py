@@ -141,6 +141,11 @@ FLAGS: dict[str, Flag] = {
         "A tokenizer.json of the `tokenizers` library. Default: tokens are bytes.",
     ),
     "end_token": (None, str, "The tokenizer's token that ends a document. Default: the usual one."),
+    "begin_documents": (
+        None,
+        truth,
+        "Documents begin with the tokenizer's token for that, as Llama's do. Default: they do not.",
+    ),
     "split": (
         None,
         parse_ratios,

@@ -152,6 +152,34 @@ def load_tokenizer(path: str | None, end_token: str | None = None) -> Tokenizer:
     return Bytes()
 
 
+class WithBegin:
+    """A tokenizer whose documents begin with its token for that: `WithBegin(tokenizer)`.
+
+    Raises:
+        ValueError: the tokenizer has no such token.
+    """
+
+    def __init__(self, inner: Tokenizer) -> None:
+        if inner.begin is None:
+            raise ValueError(
+                f"{inner.name} puts no token before texts, by its post-processor; leave out "
+                "--begin_documents"
+            )
+        self._inner, self.begin = inner, inner.begin
+        self.name, self.unit, self.end = inner.name, inner.unit, inner.end
+        self.vocabulary = inner.vocabulary
+        self.identity = f"{inner.identity} {inner.begin}"
+
+    def encode(self, texts: Sequence[bytes]) -> list[NDArray[np.integer]]:
+        return [np.concatenate([[self.begin], ids]) for ids in self._inner.encode(texts)]
+
+    def located(self, text: str) -> tuple[NDArray[np.integer], NDArray[np.int64]]:
+        return self._inner.located(text)  # templates of chats begin them as they want
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._inner.decode(tokens)
+
+
 def check_vocabulary(tokenizer: Tokenizer, vocabulary: int, model: str) -> None:
     """Checks that a model's vocabulary has all tokens.
 

@@ -8,6 +8,7 @@ import pytest
 
 from meshdsl.generation.texts import prompt_tokens
 from meshdsl.training.data import Bytes, FileTokenizer, check_vocabulary, load_tokenizer
+from meshdsl.training.data.tokenizers import WithBegin
 from tests.training.data.files import WORDS, write_tokenizer
 
 
@@ -158,3 +159,25 @@ def test_prompts_begin_as_those_of_transformers(tmp_path, added, processor):
 
 def test_bytes_begin_with_no_token():
     assert Bytes().begin is None
+
+
+def test_documents_may_begin_with_the_token_that_begins_prompts(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {word: number for number, word in enumerate(["</s>", "<s>", "a", "b"])}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="</s>"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    inner.save(str(tmp_path / "bare.json"))
+    inner.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    inner.save(str(tmp_path / "begins.json"))
+    plain = load_tokenizer(str(tmp_path / "begins.json"))
+    begins = WithBegin(plain)
+    assert [list(ids) for ids in plain.encode([b"a b", b"b"])] == [[2, 3, 0], [3, 0]]
+    assert [list(ids) for ids in begins.encode([b"a b", b"b"])] == [[1, 2, 3, 0], [1, 3, 0]]
+    assert all(ids.dtype == np.int64 for ids in begins.encode([b"a b", b""]))
+    assert begins.identity != plain.identity and begins.begin == plain.begin == 1
+    assert begins.decode([2, 3]) == plain.decode([2, 3])
+    for bare in (load_tokenizer(str(tmp_path / "bare.json")), load_tokenizer(None)):
+        with pytest.raises(ValueError, match="puts no token before texts"):
+            WithBegin(bare)
