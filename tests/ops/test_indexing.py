@@ -218,6 +218,22 @@ def test_one_index_writes_its_place_and_is_dropped_outside(layout, backend):
         assert_close(put(table, np.int32(at), row), expected)
 
 
+@pytest.mark.parametrize("sizes", [{}, {"update": 1}])
+@pytest.mark.parametrize("stray", [-1, 4])
+def test_one_update_outside_of_a_split_dim_changes_no_shard(stray, sizes):
+    # XLA wrote rows of another device's part in place of this one's.
+    def function(x, index, value):
+        written = md.scatter(md.zeros([row], "float64"), index, value, "row", mode="add")
+        return x.rename(column="row") + written
+
+    row, column = md.dims(row=4, column=4)
+    update = [md.Dimension(*one) for one in sizes.items()]
+    index = md.named(np.full([*sizes.values()], stray, np.int32), update)
+    value = md.named(np.full([*sizes.values()], 9.0), update)
+    found = md.jit(function, "x:3", "row:x")(md.named(np.arange(4.0), [column]), index, value)
+    assert_close(found, np.arange(4.0))
+
+
 def test_a_nan_that_is_overwritten_is_gone():
     x = md.named(np.array([np.nan, 1.0]), ["place"])
     updates = md.named(np.array([np.nan, 5.0]), ["update"])

@@ -53,9 +53,11 @@ def _scatter(method: str, kind: str) -> Emitter:
         blank = np.asarray(identity(kind, out.dtype)).astype(sum_dtype)
 
         def scatter(updates: Any, index: Any) -> Any:
-            rows = jnp.full((size, *rest.sizes), blank)
+            rows, updates = jnp.full((size, *rest.sizes), blank), updates.astype(sum_dtype)
+            if index_dims.volume == 1:
+                return _one_update(rows, index, updates, method, blank).astype(out.dtype)
             at = rows.at[jnp.where(index < 0, size, index)]
-            return getattr(at, method)(updates.astype(sum_dtype), mode="drop").astype(out.dtype)
+            return getattr(at, method)(updates, mode="drop").astype(out.dtype)
 
         for _ in shared:
             scatter = jax.vmap(scatter)
@@ -68,6 +70,20 @@ def _scatter(method: str, kind: str) -> Emitter:
         return jnp.transpose(result, permutation([*shared, dim, *rest.names], out.local.names))
 
     return emit
+
+
+def _one_update(rows: Any, index: Any, update: Any, method: str, nothing: np.ndarray) -> Any:
+    """Combines one row with an update; with `nothing` where the index is outside.
+
+    XLA makes a single update a `dynamic_update_slice`. Where that is added to a `dynamic_slice`, it
+    computes the row before the update from the index as it is, and writes it at the index that the
+    bounds allow (jaxlib 0.10.2, any platform). So the index is inside here.
+    """
+    index, update = index.reshape(()), update.reshape(rows.shape[1:])
+    inside = (index >= 0) & (index < rows.shape[0])
+    at = rows.at[jnp.where(inside, index, 0)]
+    update = jnp.where(inside, update, nothing)
+    return getattr(at, method)(update, mode="promise_in_bounds")
 
 
 def _sum_dtype(dtype: np.dtype) -> np.dtype:
@@ -120,6 +136,8 @@ def _add_rows(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any
     index_dims, rest = rows.without(shared), table.without([dim, *shared])
 
     def add(table: Any, sums: Any, rows: Any) -> Any:
+        if index_dims.volume == 1:  # a sum with -0.0 is the other number, to the bit
+            return _one_update(table, rows, sums, "add", np.asarray(-0.0, table.dtype))
         return table.at[rows].add(sums, mode="drop", indices_are_sorted=True)
 
     for _ in shared:
