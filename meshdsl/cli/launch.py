@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import socket
 import sys
@@ -44,6 +45,7 @@ _IMPORTED = (  # what a run on JAX imports before its first step
     *("meshdsl.training.reporting.metrics", "jax.experimental.multihost_utils"),
     *("orbax.checkpoint", "grain"),
 )
+_PACKAGES = ("jax", "jaxlib", "numpy", "orbax-checkpoint", "grain")  # which jobs may see renewed
 _CHANGED = ("--mesh_shape", "--microbatches")  # what fewer processes have of their own
 _EXAMPLE = "meshdsl launch --processes=2 -- train --workdir=runs/long --checkpoint_every=100"
 
@@ -82,7 +84,7 @@ def main(values: flags.FlagValues, problems: Problems, words: Sequence[str] = ()
     who = f"spare.{socket.gethostname()}" if values.spare else numbers[0]
     environment = _keeping_compiled(workdir)
     template = [sys.executable, "-c", _TEMPLATE.format(modules=_IMPORTED)]
-    warm = Warm(template, start, environment, code_version)
+    warm = Warm(template, start, environment, _versions)
     with locked(trains.workdir, f"launch.{who}.lock"), closing(warm):
         warm.begin()
         times = values.max_restarts, values.restart_window
@@ -159,6 +161,12 @@ def _elastic(axis: str, words: Sequence[str]) -> Elastic:
 
 def _report(text: str) -> None:
     tell(f"meshdsl launch: {text}", error=True)
+
+
+def _versions() -> str:
+    """Returns the version of all code that processes import, but for the user's own files."""
+    packages = (importlib.metadata.version(name) for name in _PACKAGES)
+    return " ".join([code_version(), *packages])
 
 
 def _keeping_compiled(workdir: Path) -> dict[str, str]:

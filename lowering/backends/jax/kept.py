@@ -2,8 +2,9 @@
 
 JAX's compilation cache is written by the first process alone. On CPUs it has another key in each
 process, so the others would compile at every start. Here each of them keeps its own, in the folder
-`process.N` of JAX's (`jax_compilation_cache_dir`), by JAX's own rules: nothing is kept without that
-folder, nor what was compiled sooner than `jax_persistent_cache_min_compile_time_secs`.
+`process.N` of JAX's (`jax_compilation_cache_dir`), by two of JAX's rules: nothing is kept without
+that folder, nor what was compiled sooner than `jax_persistent_cache_min_compile_time_secs`. Nothing
+is deleted: JAX's limit of the folder's size does not count these files.
 
 Guarantees:
     A program is loaded only if all that its machine code depends on is the same: the text of the
@@ -21,6 +22,7 @@ import hashlib
 import importlib.metadata
 import os
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Mapping
@@ -35,7 +37,6 @@ from jax.experimental import serialize_executable
 from meshdsl.lowering.backends.compiler_flags import Flag
 
 _DIGEST = hashlib.sha256().digest_size
-_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 # What Linux says of a CPU that machine code depends on: on x86 and on Arm.
 _ABILITIES = (
     *("vendor_id", "cpu family", "model", "model name", "stepping", "flags"),
@@ -66,11 +67,13 @@ def compiled(lowered: Any, mesh: jax.sharding.Mesh, options: Mapping[str, Flag])
 
 def _file(lowered: Any, mesh: jax.sharding.Mesh, options: Mapping[str, Flag]) -> Path | None:
     """Returns where a program is kept; None: JAX keeps it, or nothing does."""
-    folder, number = _setting("jax_compilation_cache_dir"), jax.process_index()
+    folder = _setting("jax_compilation_cache_dir")
     on_cpus = mesh.devices.flat[0].platform == "cpu"
     enabled = folder and _setting("jax_enable_compilation_cache")
     # A program of one device is called by way of `jax.jit`, which would compile it again.
-    if not enabled or not on_cpus or number == 0 or mesh.size == 1 or _abilities() is None:
+    if not enabled or not on_cpus or mesh.size == 1 or _abilities() is None:
+        return None
+    if (number := jax.process_index()) == 0:
         return None
     text = lowered.as_text()
     if "callback" in text:  # the address of a Python function is part of the machine code
@@ -79,7 +82,7 @@ def _file(lowered: Any, mesh: jax.sharding.Mesh, options: Mapping[str, Flag]) ->
     devices = [(one.id, one.process_index, one.device_kind) for one in mesh.devices.flat]
     facts = [
         *(sorted(options.items()), sorted(jax.config.values.items())),
-        *(_versions(), _abilities(), [os.environ.get(name) for name in _FLAGS]),
+        *(_versions(), _abilities(), os.environ.get("XLA_FLAGS")),
         *(number, jax.process_count(), mesh.devices.shape, devices),
         [one.id for one in jax.local_devices(backend="cpu")],
     ]
@@ -120,11 +123,17 @@ def _unusable(file: Path, reason: str) -> None:
 
 def _keep(file: Path, made: Any) -> None:
     """Writes a program into its file, as a whole or not at all."""
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    unfinished = None
     try:
         content, _, _ = serialize_executable.serialize(made)
         file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_bytes(hashlib.sha256(content).digest() + content)
+        for left in file.parent.glob(f".{file.name}.*"):  # by a process that was killed
+            left.unlink(missing_ok=True)
+        # Containers of several hosts may have the same process numbers, so these are no names.
+        handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+        unfinished = Path(name)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(hashlib.sha256(content).digest() + content)
         os.replace(unfinished, file)
     except Exception as error:  # the disk is full, or the program has what cannot be written
         warnings.warn(
@@ -132,8 +141,9 @@ def _keep(file: Path, made: Any) -> None:
             f"again: {str(error).strip() or type(error).__name__}",
             stacklevel=2,
         )
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
+        if unfinished is not None:
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
 
 
 def _setting(name: str) -> Any:

@@ -74,7 +74,7 @@ class Child:
                     start_new_session=True,
                     env=variables,
                 )
-        except OSError:
+        except BaseException:
             os.close(there)
             raise
         finally:

@@ -1,7 +1,7 @@
 """The template of a host's processes: it has imported everything, and is forked for each of them.
 
 Guarantees:
-    It is forked only while no other thread runs in it, so also before any device is used.
+    It is forked only while no other thread runs in it, but OpenBLAS's, and no device is open.
     A process that comes of it is a child of the supervisor, and the leader of a group of its own.
     It has the arguments, variables and streams that it would have had without a template, and it
     imports whatever the template has not: the user's own files are read when it starts.
@@ -15,6 +15,7 @@ import gc
 import importlib
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -28,6 +29,7 @@ READY = b"!"  # what the template sends when it can be forked
 HEADER = 8  # bytes of the length of a request
 OURS = "MESHDSL_LAUNCH_"  # how variables begin that change between starts; no library reads them
 STREAMS = 4  # descriptors of a request: standard input, output, errors, and where it waits
+_DEVICES = ("/dev/nvidia", "/dev/accel", "/dev/vfio", "/dev/kfd", "/dev/dri")
 _ARGUMENTS = slice(45, 47)  # where the arguments are in memory, among what follows the name
 
 
@@ -41,6 +43,7 @@ def forked(supervisor: int, line: int, modules: Sequence[str]) -> None:
         line: the descriptor of a socket; see `warm.Warm` for what is sent.
     """
     end_with(supervisor)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else `waitpid` fails
     try:
         for module in modules:
             importlib.import_module(module)
@@ -55,8 +58,8 @@ def forked(supervisor: int, line: int, modules: Sequence[str]) -> None:
             requests.sendall(READY)
         while (request := _received(requests)) is not None:
             words, streams = request
-            number = _fork(requests, streams)
-            if number == 0:
+            number = _fork(requests)
+            if number is None:
                 _become(supervisor, words["command"], words["variables"], streams)
                 return
             for stream in streams:
@@ -73,7 +76,16 @@ def _is_alone() -> bool:
         if child == 0:
             os._exit(0)
         os.waitpid(child, 0)
-    return threading.active_count() == 1 and _threads() == 1
+    return threading.active_count() == 1 and _threads() == 1 and not _has_devices()
+
+
+def _has_devices() -> bool:
+    """Whether a library has opened an accelerator, which no fork may use."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith(_DEVICES):
+                return True
+    return False
 
 
 def _threads() -> int:
@@ -93,26 +105,34 @@ def _received(requests: socket.socket) -> tuple[dict, list[int]] | None:
     return (json.loads(text), streams) if len(text) == rest > 0 else None
 
 
-def _fork(requests: socket.socket, streams: Sequence[int]) -> int:
-    """Returns the number of a new process, in that one 0; the kernel gives it to the supervisor."""
+def _fork(requests: socket.socket) -> int | None:
+    """Returns the number of a new process, in that one None; the kernel gives it to the supervisor.
+
+    Ends the template if there can be no other process.
+    """
     if not _is_alone():
         os._exit(1)
-    there, here = os.pipe()
-    between = os.fork()
-    if between == 0:
-        if os.fork():
+    read_end, write_end = os.pipe()
+    try:
+        middle = os.fork()
+        if middle == 0 and os.fork():
             os._exit(0)
+    except OSError:  # this machine has too many processes; the supervisor sees that this one ends
+        os._exit(1)
+    if middle == 0:
         os.setsid()  # before the supervisor knows of it, and may end its group
-        os.write(here, os.getpid().to_bytes(HEADER, "big"))
-        for descriptor in (there, here):
+        os.write(write_end, os.getpid().to_bytes(HEADER, "big"))
+        for descriptor in (read_end, write_end):
             os.close(descriptor)
         requests.close()
-        return 0
-    os.close(here)
-    number = int.from_bytes(os.read(there, HEADER), "big")
-    os.close(there)
-    os.waitpid(between, 0)
-    return number
+        return None
+    os.close(write_end)
+    number = os.read(read_end, HEADER)
+    os.close(read_end)
+    os.waitpid(middle, 0)
+    if len(number) < HEADER:
+        os._exit(1)
+    return int.from_bytes(number, "big")
 
 
 def _become(

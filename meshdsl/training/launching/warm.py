@@ -30,6 +30,7 @@ from meshdsl.training.launching.job_time import START
 _PATIENCE = 120.0  # seconds in which a template has imported everything
 _ANSWER = 10.0  # seconds in which it is forked
 _SET_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux's prctl
+_IN_CHANGE = (OSError, ImportError)  # what a version raises while files are replaced
 _ROOM = 512  # bytes of arguments that a process may have beside those of `like`
 
 
@@ -43,13 +44,15 @@ class Forked:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._code: int | None = None
-        self._reaping = threading.Lock()
+        # A signal's handler may send a signal while this thread is sending one.
+        self._reaping = threading.RLock()
 
     def send_signal(self, number: int) -> None:
         """Sends it a signal, if it still runs."""
         with self._reaping:
             if self._code is None:
-                os.kill(self.pid, number)
+                with suppress(ProcessLookupError):
+                    os.kill(self.pid, number)
 
     def wait(self) -> int:
         """Waits until it has ended; returns its exit code, or minus the signal that ended it."""
@@ -58,7 +61,10 @@ class Forked:
                 os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
             with self._reaping:
                 if self._code is None:
-                    _, status = os.waitpid(self.pid, 0)
+                    try:
+                        _, status = os.waitpid(self.pid, 0)
+                    except ChildProcessError:  # who ignores SIGCHLD is not told the exit code
+                        status = 0
                     self._code = os.waitstatus_to_exitcode(status)
         return self._code
 
@@ -105,7 +111,7 @@ class Warm:
                     env=self._environment,
                     pass_fds=[other.fileno()],
                 )
-        except OSError:
+        except _IN_CHANGE:
             self.close()
 
     def started(
@@ -120,8 +126,8 @@ class Warm:
         if _read_by_libraries(environment) != _read_by_libraries(self._environment):
             return None
         start = environment.get(START, "")
-        if start != self._start and self._process is not None and self._version() != self._code:
-            self.close()  # its code is that of before
+        if start != self._start and self._is_outdated():
+            self.close()
         self._start = start
         for _ in range(2):  # it may have ended since the last start
             self.begin()
@@ -131,7 +137,17 @@ class Warm:
             except (OSError, ValueError):
                 pass
             self.close()
+        self._useless = True  # no start is to wait for templates again
         return None
+
+    def _is_outdated(self) -> bool:
+        """Whether the code is another one than the template's, or changes at this moment."""
+        if self._process is None:
+            return False
+        try:
+            return self._version() != self._code
+        except _IN_CHANGE:
+            return True
 
     def close(self) -> None:
         """Ends the template; the processes that have come of it go on."""
@@ -150,10 +166,7 @@ class Warm:
             return False
         if not self._ready:
             self._line.settimeout(_PATIENCE)
-            try:
-                self._ready = self._line.recv(1) == READY
-            finally:
-                self._useless = not self._ready  # another one would be alike
+            self._ready = self._line.recv(1) == READY
         return self._ready
 
     def _forked(
@@ -169,9 +182,9 @@ class Warm:
         self._line.settimeout(_ANSWER)
         own = {name: value for name, value in environment.items() if name.startswith(OURS)}
         text = json.dumps({"command": [*command], "variables": own}).encode()
-        waits, begins = os.pipe()
-        nothing = os.open(os.devnull, os.O_RDONLY)
         prctl = ctypes.CDLL(None, use_errno=True).prctl
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        waits, begins = os.pipe()
         try:
             prctl(_SET_SUBREAPER, 1, 0, 0, 0)
             streams = [nothing, output, errors, waits]

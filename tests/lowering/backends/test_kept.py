@@ -52,8 +52,7 @@ def test_no_process_compiles_again_when_it_starts_again(starts):
 
 @pytest.mark.long
 def test_only_a_whole_file_of_the_same_case_is_loaded(starts):
-    (_, told), _ = starts
-    del told["files"]
+    told = {name: one for name, one in starts[0][1].items() if name != "files"}
     assert [name for name, one in told.items() if one["compiled"]] == [*NEW]
     warned = {name: one["warnings"] for name, one in told.items() if one["warnings"]}
     assert [*warned] == ["cut short", "no program"]

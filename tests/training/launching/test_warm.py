@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from meshdsl.cli import launch
 from meshdsl.training.launching.children import Child
 from meshdsl.training.launching.job_time import START
-from meshdsl.training.launching.warm import Warm
+from meshdsl.training.launching.warm import Forked, Warm
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no template")
 
@@ -41,7 +42,12 @@ class Job:
         self.code = "1"
         template = [sys.executable, "-c", TEMPLATE.format(modules=modules)]
         like = self.command("x" * 300)
-        self.warm = Warm(template, like, self.environment, lambda: self.code)
+        self.warm = Warm(template, like, self.environment, self.version)
+
+    def version(self):
+        if self.code is None:
+            raise FileNotFoundError("a file is being replaced")
+        return self.code
 
     def command(self, program, *words):
         return [
@@ -177,6 +183,13 @@ def test_a_change_of_the_code_makes_another_template(job):
     assert warm.template() != first and not is_there(first)
 
 
+def test_code_that_changes_at_this_moment_costs_the_template_alone(job):
+    warm = job()
+    warm.told(**{START: "1"})
+    warm.code = None
+    assert not warm.told(**{START: "2"})["imported"]
+
+
 def test_a_process_with_other_variables_starts_without_a_template(job):
     """Libraries may have read them when they were imported."""
     assert not job().told(XLA_FLAGS="--xla_cpu_enable_fast_math=true")["imported"]
@@ -191,9 +204,38 @@ def test_a_process_with_other_variables_starts_without_a_template(job):
 )
 def test_a_template_that_cannot_be_forked_is_not_used(text, job, tmp_path):
     (tmp_path / "bad.py").write_text(text)
-    warm = job("colorsys", "bad")
-    assert not warm.told()["imported"] and warm.warm._process is None
-    assert not warm.told()["imported"] and warm.warm._process is None
+    begun = tmp_path / "begun"
+    (tmp_path / "says.py").write_text(f"print('begun', file=open({str(begun)!r}, 'a'))")
+    warm = job("says", "bad")
+    for _ in range(3):
+        assert not warm.told()["imported"] and warm.warm._process is None
+    assert begun.read_text().count("begun") == 2  # no start waits for a third one
+
+
+def test_a_signal_may_come_while_one_is_sent():
+    """As the second Ctrl-C does, whose handler sends a signal too."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        forked = Forked(process.pid)
+
+        def again(number, frame):
+            forked.send_signal(signal.SIGKILL)
+
+        before = signal.signal(signal.SIGALRM, again)
+        try:
+            with forked._reaping:  # as where the signal comes within `send_signal`
+                signal.raise_signal(signal.SIGALRM)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert process.wait(60) == -signal.SIGKILL
+        forked.send_signal(signal.SIGKILL)  # it has ended: nothing happens
+
+
+@pytest.mark.long
+def test_what_train_imports_can_be_forked(job):
+    """Else every start would be a cold one, and nobody would see it."""
+    warm = job(*launch._IMPORTED)
+    program = "import sys, json; print(json.dumps('orbax.checkpoint' in sys.modules))"
+    assert warm.told(program=program)
 
 
 def test_template_and_processes_end_with_the_supervisor_however_it_ends(tmp_path):
