@@ -329,7 +329,7 @@ class _Prepared:
             checkpoints=checkpoints,
             sinks=sinks,
             shares=self.shares,
-            recent=RecentBatches(programs.mesh.size),
+            recent=RecentBatches(),
             job_time=job_time(self.workdir) if self._first else None,
         )
 

@@ -22,7 +22,7 @@ from meshdsl.tensors.module import path_of
 from meshdsl.tensors.tensor import Tensor
 
 _GRADIENTS = "gradients"
-_KEPT_BYTES = 64 * 2**20  # of batches, on each device
+_KEPT_BYTES = 64 * 2**20  # of batches: on each device, or in the memory of the host
 _BY_HAND = "md.jit(recipe.train_step(), check_finite=True) names the operation"
 
 
@@ -97,21 +97,21 @@ class NotFinite(ValueError):
 
 
 class RecentBatches:
-    """The batches of the last steps, as many as fit into a little memory of each device.
+    """The batches of the last steps, as many as fit into a little memory.
 
     A step that was not finite is repeated on its batch, to find the operation that made it.
 
     Args:
-        devices: on how many devices the batches are.
+        limit: the bytes that they may take, of each device or of the host.
     """
 
-    def __init__(self, devices: int, limit: int = _KEPT_BYTES) -> None:
+    def __init__(self, limit: int = _KEPT_BYTES) -> None:
         self._kept: deque[tuple[int, int, Mapping[str, Any]]] = deque()
-        self._bytes, self._limit = 0, limit * devices
+        self._bytes, self._limit = 0, limit
 
     def keep(self, step: int, batch: Mapping[str, Any]) -> None:
         """Keeps the batch of a step; the oldest ones make room."""
-        size = sum(array.data.nbytes for array in batch.values())
+        size = sum(_bytes_on_each(array.data) for array in batch.values())
         self._kept.append((step, size, batch))
         self._bytes += size
         while self._bytes > self._limit:
@@ -125,6 +125,14 @@ class RecentBatches:
     def of(self, step: int) -> Mapping[str, Any] | None:
         """Returns the batch of a step; None if it is not kept."""
         return next((batch for number, _, batch in self._kept if number == step), None)
+
+
+def _bytes_on_each(data: Any) -> int:
+    """Returns the bytes of an array on one device; of an array of the host, all of them."""
+    if not isinstance(data, jax.Array):
+        return int(data.nbytes)
+    parts = data.addressable_shards
+    return sum(part.data.nbytes for part in parts) // max(len(parts), 1)
 
 
 def origin_of(step: Callable[[Any, Any], Any], state: Any, batch: Any) -> str | None:

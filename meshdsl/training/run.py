@@ -255,6 +255,7 @@ class Run:
         except NotFinite as error:
             self._save(number, None, last=True)
             batch = self.recent.of(error.step)
+            self.watch.at(None)  # compiling
             origin = batch and origin_of(self.programs.checked_step(), self.state, batch)
             raise error.explained(origin) if origin else error from None
         self.recent.clear()

@@ -13,6 +13,8 @@ import meshdsl as md
 from meshdsl.layouts.validate import LayoutWarning
 from meshdsl.lowering.options import Options
 from meshdsl.optim import AdamW
+from meshdsl.training import run as run_module
+from meshdsl.training.health.hanging import HangWatch
 from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.nonfinite import RecentBatches
 from meshdsl.training.reporting.metrics import KEYS
@@ -392,11 +394,31 @@ def test_without_its_batch_the_error_says_how_to_find_the_operation(monkeypatch)
         run(poisoned([2]), steps=4, log_every=4)
 
 
+def test_the_bytes_of_kept_batches_are_those_of_one_device():
+    rows = md.Dimension("rows", 80)
+    split = md.place(md.named(np.zeros(80, np.uint8), [rows]), "data:2", "rows:data")
+    whole = md.place(md.named(np.zeros(80, np.uint8), [rows]), "data:2", "")
+    for array, count in ((split, 2), (whole, 1)):
+        recent = RecentBatches(limit=100)
+        for step in (1, 2, 3):
+            recent.keep(step, {"x": array})
+        assert sum(recent.of(step) is not None for step in (1, 2, 3)) == count
+
+
+def test_the_step_is_repeated_however_long_that_takes(monkeypatch):
+    doing = []
+    monkeypatch.setattr(HangWatch, "at", lambda self, what: doing.append(what))
+    monkeypatch.setattr(run_module, "origin_of", lambda *_: doing.append("repeating"))
+    with pytest.raises(ValueError, match="step 2: the loss is nan"):
+        run(poisoned([2]), steps=4, log_every=4)
+    assert doing[doing.index("repeating") - 1] is None
+
+
 def test_batches_of_the_last_steps_are_kept_within_a_limit():
     def batch(count):
         return {"x": md.named(np.zeros(count, np.uint8), ["x"])}
 
-    recent = RecentBatches(devices=2, limit=50)
+    recent = RecentBatches(limit=100)
     for step, size in enumerate([40, 40, 20, 30], 1):
         recent.keep(step, batch(size))
     assert [step for step in range(6) if recent.of(step)] == [2, 3, 4]
