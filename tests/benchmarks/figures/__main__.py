@@ -35,7 +35,6 @@ def main() -> int:
         except ValueError as error:  # the others still run
             print(error, file=sys.stderr)
             failed.append(name)
-        PAGE.write_text(text())
     PAGE.write_text(text())
     return 1 if failed else 0
 

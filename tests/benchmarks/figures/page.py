@@ -14,8 +14,8 @@ HELD_BY_TESTS = "held_by_tests"  # the note of what tests measure
 _START = """\
 # Benchmarks
 
-What was measured. Each figure has its command, its date, its commit and its machine. Tests never
-assert speed.
+What was measured. Figures of the script have their command, date, commit and machine; notes by hand
+have a date and a commit. Tests never assert speed.
 
 This page is made: do not edit it. `python -m tests.benchmarks.figures --run=call_time` measures,
 records, and writes the page anew. `--run=all` does so for all that can run on this machine. Without
@@ -43,8 +43,10 @@ def _entry(benchmark: Benchmark) -> str:
     lines += ["```bash", *benchmark.commands, "```", ""]
     lines += [_stamp(record, benchmark) if record else _NEVER_RUN, ""]
     if record:
-        output = record.output.splitlines()[-benchmark.lines :]
-        lines += ["```text", *output, "```", ""]
+        output = record.output.splitlines()
+        out = len(output) - benchmark.lines
+        first = [f"... (the first {out} lines are in the record)"] if out > 0 else []
+        lines += ["```text", *first, *output[-benchmark.lines :], "```", ""]
     if note := _note(benchmark.name):
         summary = "Notes, and what was measured before"
         lines += [f"<details><summary>{summary}</summary>", "", note, "</details>", ""]

@@ -1,7 +1,8 @@
 """Records of runs: what a benchmark printed, and the command, date, commit and machine.
 
 A record is a file of JSON in `measured/`, which only `measure` writes. It refuses a checkout with
-changes that are not committed: the commit would not say what ran.
+changes that are not committed, but for records and the page, and one that changes meanwhile: the
+commit would not say what ran. Files that commands leave for each other are of one commit.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import resource
 import shutil
 import subprocess
@@ -25,6 +27,11 @@ from pathlib import Path
 from tests.benchmarks.figures.table import FOLDER, ROOT, Benchmark
 
 MEASURED = Path(__file__).parent / "measured"
+# Records and the page are what a run writes.
+_CHANGES = (
+    *("status", "--porcelain", "--untracked-files=no", "--", "."),
+    *(":!BENCHMARKS.md", ":!tests/benchmarks/figures/measured"),
+)
 LIBRARIES = ("jax", "jaxlib", "libtpu", "numpy", "tensorflow")
 
 
@@ -38,7 +45,7 @@ class Record:
         commit: of the checkout, without changes.
         machine: processor, cores, accelerator, and how busy it was.
         versions: of Python and of the libraries that are installed.
-        source: the digest of the benchmark's own files.
+        source: see `digest`.
         seconds, processor_seconds: of the commands together; the second is the sum of all threads.
         output: what the last command printed on standard output.
     """
@@ -62,16 +69,19 @@ def measure(benchmark: Benchmark) -> Record:
     """
     if missing := [each for each in benchmark.needs if not is_there(each)]:
         raise ValueError(f"{benchmark.name} needs {' and '.join(missing)}, which is not here")
-    if changes := _git("status", "--porcelain", "--untracked-files=no"):
+    if changes := _git(*_CHANGES):
         raise ValueError(f"commit first, so that the record's commit is what ran:\n{changes}")
-    (ROOT / FOLDER).mkdir(parents=True, exist_ok=True)
+    commit = _git("rev-parse", "--short=9", "HEAD")
+    _make_folder(commit)
     machine, start, used = _machine(), time.monotonic(), _processor_seconds()
     for command in benchmark.commands:
         output = _run(command)
+    if _git(*_CHANGES) or _git("rev-parse", "--short=9", "HEAD") != commit:
+        raise ValueError(f"the checkout has changed while {benchmark.name} ran: run it again")
     record = Record(
         commands=benchmark.commands,
         date=f"{datetime.date.today():%Y-%m-%d}",
-        commit=_git("rev-parse", "--short=9", "HEAD"),
+        commit=commit,
         machine=machine,
         versions=_versions(),
         source=digest(benchmark),
@@ -83,6 +93,15 @@ def measure(benchmark: Benchmark) -> Record:
     text = json.dumps(dataclasses.asdict(record), indent=1, ensure_ascii=False)
     file_of(benchmark.name).write_text(f"{text}\n")
     return record
+
+
+def _make_folder(commit: str) -> None:
+    """Makes the folder of what commands leave, without what another commit has left."""
+    folder, stamp = ROOT / FOLDER, ROOT / FOLDER / "commit"
+    if folder.exists() and not (stamp.exists() and stamp.read_text() == commit):
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    stamp.write_text(commit)
 
 
 def read(name: str) -> Record | None:
@@ -100,9 +119,28 @@ def file_of(name: str) -> Path:
 
 
 def digest(benchmark: Benchmark) -> str:
-    """Returns a digest of the benchmark's own files, by which changes since a run are seen."""
+    """Returns a digest of the benchmark's own files, and of those of `tests` that they import.
+
+    It changes when the way changes in which something is measured. It does not know of changes of
+    meshdsl, which the record's commit tells.
+    """
+    files, front = set[Path](), benchmark.sources
+    while front:
+        if (file := front.pop()) not in files and file.exists():
+            files.add(file)
+            names = re.findall(
+                r"^ *(?:from|import) (tests[.\w]*)(?: import ([\w, ]+))?",
+                file.read_text(),
+                re.MULTILINE,
+            )
+            for module, parts in names:
+                modules = [
+                    module,
+                    *(f"{module}.{part.strip()}" for part in parts.split(",") if part),
+                ]
+                front += [ROOT / f"{each.replace('.', '/')}.py" for each in modules]
     found = hashlib.sha256()
-    for file in benchmark.sources:
+    for file in sorted(files):
         found.update(file.read_bytes())
     return found.hexdigest()[:16]
 

@@ -125,7 +125,7 @@ SECTIONS: dict[str, tuple[Benchmark, ...]] = {
             "TensorFlow, against DTensor and Mesh-TensorFlow",
             "A training step on eight logical CPUs, medians of interleaved ratios. It needs a "
             "folder with Mesh-TensorFlow 0.1.21.",
-            flags="--mesh_tensorflow=/path",
+            flags=f"--mesh_tensorflow={FOLDER}/mesh_tensorflow",
             needs=("tensorflow", "mesh_tensorflow"),
         ),
         _of(
