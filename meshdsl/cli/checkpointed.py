@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -17,6 +18,7 @@ from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.parsing.record_flags import values_of
 from meshdsl.lowering.options import Options
 from meshdsl.training.data.chats import ChatFormat
+from meshdsl.training.data.corpus import has_text
 from meshdsl.training.data.tokenizers import Tokenizer, check_vocabulary, load_tokenizer
 
 if TYPE_CHECKING:
@@ -203,6 +205,20 @@ def model_of(values: flags.FlagValues, problems: Problems) -> Model | None:
     return None
 
 
+def check_begin_documents(values: flags.FlagValues, problems: Problems) -> None:
+    """Adds the problem of `--begin_documents` for data without a document that could begin so.
+
+    The files are looked at only where the flag is given here; a run may be evaluated on others.
+    """
+    if not (values["begin_documents"].present and values.begin_documents is True):
+        return
+    with suppress(ValueError):  # what is wrong with --data is a problem already
+        if not has_text(values.data, values.data_column):
+            problems.add(
+                "--begin_documents: token files and chats begin as they are written; leave it out"
+            )
+
+
 def tokenizer_of(
     values: flags.FlagValues, model: Model | None, problems: Problems
 ) -> Tokenizer | None:
@@ -273,20 +289,20 @@ def begin_token(
         tokenizer: if there is one.
         stored: the parameters of a run, if they are used.
     """
-    return tokenizer.begin if tokenizer is not None and learned_elsewhere(values, stored) else None
+    return tokenizer.begin if tokenizer is not None and reads_begin_tokens(values, stored) else None
 
 
-def learned_elsewhere(values: flags.FlagValues, stored: StoredParams | None = None) -> bool:
-    """Whether the model began with weights from elsewhere, which know what begins a text.
+def reads_begin_tokens(values: flags.FlagValues, stored: StoredParams | None = None) -> bool:
+    """Whether the model has read the tokens that begin texts.
 
-    A run says with its checkpoints whether it began with them. One that began without them has
-    never read such a token, unless `--begin_documents` put it before its documents.
+    Weights from elsewhere have; a run says with its checkpoints whether it began with such. One
+    that began without them has not, unless `--begin_documents` put the token before its documents.
     """
     from meshdsl.training.checkpointing.saving import ORIGIN
 
     if stored is not None and ORIGIN in stored.config:
         return True
-    if stored is not None and stored.config.get("begin_documents") == "True":
+    if values.begin_documents is True:  # given, or that of the run
         return True
     return values.init_from is not None or is_hugging_face(values.model)
 

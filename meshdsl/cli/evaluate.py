@@ -16,6 +16,7 @@ from meshdsl.cli.checkpointed import (
     STDOUT,
     Trained,
     chat_format,
+    check_begin_documents,
     check_mesh_and_out,
     place_of,
 )
@@ -69,6 +70,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     stored, model, tokenizer = trained.stored, trained.model, trained.tokenizer
     with problems.caught("--data"):
         find([name for entry in parse_entries(values.data) for name in entry.patterns])
+    check_begin_documents(values, problems)
     check_mesh_and_out(values, problems)
     problems.check()
     assert model is not None and tokenizer is not None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from meshdsl.cli import job as jobs
-from meshdsl.cli.checkpointed import chat_format
+from meshdsl.cli.checkpointed import chat_format, check_begin_documents
 from meshdsl.cli.flags import as_configuration
 from meshdsl.cli.help import HELP
 from meshdsl.cli.mistakes import early_checks as early
@@ -118,6 +118,7 @@ def _read(values: flags.FlagValues, problems: Problems) -> tuple[jobs.Job, Corpu
         kind = load_backend(job.backend).runtime.device_kind() if on_jax else ""
         check_machine(values, problems, kind)
     _check_saving(values, problems)
+    check_begin_documents(values, problems)
     early.check(values, job, _stored(values), problems)
     problems.check()
     if job.remats:

@@ -56,7 +56,7 @@ def test_a_run_keeps_what_it_began_with(capsys, tmp_path, text):
 
     def token(workdir):
         stored = StoredParams.of(tmp_path / workdir)
-        flags = SimpleNamespace(model="gpt_mini", init_from=None)
+        flags = SimpleNamespace(model="gpt_mini", init_from=None, begin_documents=False)
         return begin_token(flags, begins, stored)
 
     def half(*flags):

@@ -48,7 +48,7 @@ PROMISED = {
     "data_workers": 0,
     "tokenizer": None,
     "end_token": None,
-    "begin_documents": None,
+    "begin_documents": False,
     "split": None,
     "packing": False,
     "batch_size": None,

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from meshdsl.cli.checkpointed import begin_token
+from meshdsl.cli.checkpointed import begin_token, stored_params
+from meshdsl.cli.flags import read
 from meshdsl.cli.main import run
+from meshdsl.cli.mistakes.early_checks import DEFAULTS
 from meshdsl.training.checkpointing.exporting import Exported
-from meshdsl.training.checkpointing.stored_params import StoredParams
+from meshdsl.training.checkpointing.saving import differences
+from meshdsl.training.data.token_files import write_token_file
 from tests.models.huggingface.folders import CONFIGS, tensors_of, write_folder
 
 BYTES = CONFIGS["llama 2"] | {"vocab_size": 300}
@@ -216,22 +219,48 @@ def test_a_run_whose_documents_begin_with_a_token_is_used_with_it(capsys, tmp_pa
     for name, flags, token in (("bare", (), None), ("begins", ("--begin_documents",), 1)):
         workdir = f"--workdir={tmp_path}/{name}"
         assert run([*job, workdir, *flags]) == 0
-        stored = StoredParams.of(tmp_path / name)
-        flags = SimpleNamespace(model="gpt_mini", init_from=None)
-        assert begin_token(flags, SimpleNamespace(begin=1), stored) == token
+        values, problems = read([workdir], "evaluate")
+        stored = stored_params(values, problems)
+        assert begin_token(values, SimpleNamespace(begin=1), stored) == token
+        values, problems = read([workdir, "--begin_documents=false"], "evaluate")
+        stored = stored_params(values, problems)  # the flag says more than the run
+        assert begin_token(values, SimpleNamespace(begin=1), stored) is None
         capsys.readouterr()
         assert run(["evaluate", workdir, "--backend=numpy", text, *SMALL]) == 0
     assert run([*job, f"--workdir={tmp_path}/bare", "--begin_documents"]) == 2
-    assert "begin_documents: none in the checkpoint, True here" in capsys.readouterr().err
+    assert "begin_documents: False in the checkpoint, True here" in capsys.readouterr().err
+    assert run([*job, f"--workdir={tmp_path}/bare", "--begin_documents=false"]) == 0
+
+
+def test_a_run_from_before_the_flag_goes_on_without_it():
+    before, after = {"seed": "0"}, {"seed": "0", "begin_documents": "False"}
+    assert differences(before, after, DEFAULTS) == []
+    assert differences(before, {**after, "begin_documents": "True"}, DEFAULTS) == [
+        "begin_documents: False in the checkpoint, True here"
+    ]
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+@pytest.mark.parametrize("name", ["tokens.bin", "chats.jsonl", "tokens.bin,chats.jsonl"])
+def test_documents_that_begin_as_they_are_written_are_not_begun(capsys, tmp_path, command, name):
+    write_token_file(tmp_path / "tokens.bin", [np.arange(9)] * 20, np.dtype("uint16"))
+    talk = [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B"}]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
+    data = ",".join(f"{tmp_path}/{each}" for each in name.split(","))
+    assert run([command, f"--data={data}", "--begin_documents", *SMALL]) == 2
+    told = capsys.readouterr().err
+    assert "--begin_documents: token files and chats begin as they are written; leave it" in told
 
 
 def test_a_run_that_began_here_has_never_read_a_token_that_begins_texts(tmp_path):
     begins = SimpleNamespace(begin=3)
     folder = str(write_folder(tmp_path / "in", BYTES))
-    for model, init_from, token in [
-        ("gpt_mini", None, None),
-        ("gpt_mini", "weights.safetensors", 3),
-        (folder, None, 3),
+    for model, init_from, begin_documents, token in [
+        ("gpt_mini", None, False, None),
+        ("gpt_mini", None, True, 3),
+        ("gpt_mini", "weights.safetensors", False, 3),
+        (folder, None, False, 3),
     ]:
-        assert begin_token(SimpleNamespace(model=model, init_from=init_from), begins) == token
-        assert begin_token(SimpleNamespace(model=model, init_from=init_from), None) is None
+        flags = SimpleNamespace(model=model, init_from=init_from, begin_documents=begin_documents)
+        assert begin_token(flags, begins) == token
+        assert begin_token(flags, None) is None

@@ -18,8 +18,8 @@ from meshdsl.cli.checkpointed import (
     begin_token,
     chat_template,
     check_mesh_and_out,
-    learned_elsewhere,
     place_of,
+    reads_begin_tokens,
     stop_tokens,
 )
 from meshdsl.cli.mistakes.problems import Problems
@@ -163,6 +163,6 @@ def _prefix(
     """Returns the token that a text without another one before it follows; None: the end token."""
     from meshdsl.generation.serving.chat import bos_token_of
 
-    if not (isinstance(values.tokenizer, str) and learned_elsewhere(values, stored)):
+    if not (isinstance(values.tokenizer, str) and reads_begin_tokens(values, stored)):
         return None
     return bos_token_of(tokenizer, values.tokenizer)

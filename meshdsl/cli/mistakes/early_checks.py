@@ -21,7 +21,8 @@ from meshdsl.training.checkpointing.shared_checkpoints import described
 from meshdsl.training.checks import misfit_of_steps
 from meshdsl.training.state import by_path, spec_of
 
-DEFAULTS = {"optimizer": DEFAULT}  # what flags mean that are not given, where that is a name
+# What settings mean that a checkpoint lacks: the optimizer by its name, and later flags.
+DEFAULTS = {"optimizer": DEFAULT, "begin_documents": "False"}
 _DATA = "the data"  # the setting that is known only once the data is read
 
 

@@ -142,7 +142,7 @@ FLAGS: dict[str, Flag] = {
     ),
     "end_token": (None, str, "The tokenizer's token that ends a document. Default: the usual one."),
     "begin_documents": (
-        None,
+        "false",
         truth,
         "Documents begin with the tokenizer's token for that, as Llama's do. Default: they do not.",
     ),

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.training.data.records import PARQUET, parquet_rows, parquet_type
-from meshdsl.training.data.tokenizers import Tokenizer
+from meshdsl.training.data.tokenizers import Tokenizer, WithBegin
 
 JSON_LINES = (".jsonl",)
 _MESSAGES, _ASSISTANT = "messages", "assistant"
@@ -55,11 +55,13 @@ class Chat:
     Attributes:
         answers: where the text is learned: (start, end) in characters, in order.
         ends: whether the end of the document is learned, too.
+        plain: whether the line has a text, so that no template says what begins it.
     """
 
     text: str
     answers: tuple[tuple[int, int], ...]
     ends: bool
+    plain: bool = False
 
     def ids(self, tokenizer: Tokenizer) -> NDArray[np.int32]:
         """Returns its tokens; a token is learned if it begins in an answer."""
@@ -68,6 +70,8 @@ class Chat:
         ends = np.array([end for _, end in self.answers] or [0])
         learned = (numbers >= 0) & (starts < ends[numbers])
         marked = np.where(learned, ids, -1 - ids)
+        if self.plain and isinstance(tokenizer, WithBegin):
+            marked = np.concatenate([[tokenizer.begin], marked])
         if ids.size and ids[-1] == tokenizer.end:
             return marked.astype(np.int32)
         end = tokenizer.end if self.ends else -1 - tokenizer.end
@@ -88,6 +92,16 @@ def are_chats(path: Path, column: str = "text") -> bool:
         return path.suffix in PARQUET and _has_messages(path, column, path.stat().st_mtime_ns)
     except (OSError, ValueError):
         return False
+
+
+def has_plain_text(path: Path, column: str = "text") -> bool:
+    """Whether a file of chats has a line with a text; one that cannot be read may have."""
+    try:
+        return path.suffix in JSON_LINES and any(
+            _is_plain(value(), column) for _, value in _lines(path)
+        )
+    except (OSError, ValueError):  # reading the data says what is wrong
+        return True
 
 
 @lru_cache(maxsize=4096)
@@ -154,9 +168,9 @@ def _line_of(messages: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
 
 
 def _chat(line: Any, format_: ChatFormat | None, column: str) -> Chat:
-    if isinstance(line, dict) and isinstance(line.get(column), str) and _MESSAGES not in line:
+    if _is_plain(line, column):
         text = line[column]
-        return Chat(text, ((0, len(text)),), True)
+        return Chat(text, ((0, len(text)),), True, plain=True)
     messages = line.get(_MESSAGES) if isinstance(line, dict) else None
     if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
         raise ValueError(
@@ -168,6 +182,10 @@ def _chat(line: Any, format_: ChatFormat | None, column: str) -> Chat:
     if not any(message["role"] == _ASSISTANT for message in messages):
         raise ValueError("no message is of the assistant, so nothing is learned")
     return _rendered(messages, format_)
+
+
+def _is_plain(line: Any, column: str) -> bool:
+    return isinstance(line, dict) and isinstance(line.get(column), str) and _MESSAGES not in line
 
 
 def _is_message(value: Any) -> bool:

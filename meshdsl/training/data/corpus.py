@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from meshdsl.training.data.chats import JSON_LINES, ChatFormat, are_chats
+from meshdsl.training.data.chats import JSON_LINES, ChatFormat, are_chats, has_plain_text
 from meshdsl.training.data.checks import check_at_least, numbered
 from meshdsl.training.data.documents import Documents
 from meshdsl.training.data.entries import parse_entries
@@ -40,6 +40,22 @@ def has_chats(data: str | None, column: str = "text") -> bool:
     if any(pattern.endswith(JSON_LINES) for pattern in patterns):
         return True
     return any(are_chats(path, column) for pattern in patterns for path in matching(pattern))
+
+
+def has_text(data: str | None, column: str = "text") -> bool:
+    """Whether `--data` names text, whose documents can begin with a token; or no file at all.
+
+    Token files and chats begin as they are written.
+
+    Args:
+        column: as of `has_chats`.
+    """
+    patterns = [pattern for entry in parse_entries(data) for pattern in entry.patterns]
+    paths = [path for pattern in patterns for path in matching(pattern)]
+    return not paths or any(
+        has_plain_text(path, column) if are_chats(path, column) else path.suffix not in TOKENS
+        for path in paths
+    )
 
 
 @dataclass(frozen=True, eq=False)

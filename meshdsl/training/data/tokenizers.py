@@ -168,13 +168,13 @@ class WithBegin:
         self._inner, self.begin = inner, inner.begin
         self.name, self.unit, self.end = inner.name, inner.unit, inner.end
         self.vocabulary = inner.vocabulary
-        self.identity = f"{inner.identity} {inner.begin}"
+        self.identity = f"{inner.identity} begins {inner.begin}"
 
     def encode(self, texts: Sequence[bytes]) -> list[NDArray[np.integer]]:
         return [np.concatenate([[self.begin], ids]) for ids in self._inner.encode(texts)]
 
     def located(self, text: str) -> tuple[NDArray[np.integer], NDArray[np.int64]]:
-        return self._inner.located(text)  # templates of chats begin them as they want
+        return self._inner.located(text)  # as without: the template of a chat begins it
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self._inner.decode(tokens)

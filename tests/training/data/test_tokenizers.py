@@ -8,6 +8,8 @@ import pytest
 
 from meshdsl.generation.texts import prompt_tokens
 from meshdsl.training.data import Bytes, FileTokenizer, check_vocabulary, load_tokenizer
+from meshdsl.training.data.chats import ChatFormat, read_chats
+from meshdsl.training.data.corpus import has_text
 from meshdsl.training.data.tokenizers import WithBegin
 from tests.training.data.files import WORDS, write_tokenizer
 
@@ -176,6 +178,13 @@ def test_documents_may_begin_with_the_token_that_begins_prompts(tmp_path):
     assert [list(ids) for ids in plain.encode([b"a b", b"b"])] == [[2, 3, 0], [3, 0]]
     assert [list(ids) for ids in begins.encode([b"a b", b"b"])] == [[1, 2, 3, 0], [1, 3, 0]]
     assert all(ids.dtype == np.int64 for ids in begins.encode([b"a b", b""]))
+    lines = ['{"text": "a b"}', '{"messages": [{"role": "assistant", "content": "b"}]}']
+    (tmp_path / "some.jsonl").write_text("\n".join(lines))
+    chats = ChatFormat.of(lambda messages, _: "".join(m["content"] for m in messages), "mine")
+    text, chat = (each.ids(begins) for each in read_chats(tmp_path / "some.jsonl", chats))
+    assert text.dtype == np.int32 and text.tolist() == [1, 2, 3, 0]  # as of a file of text
+    assert chat.tolist() == [3, 0]  # the template begins it
+    assert has_text(str(tmp_path / "some.jsonl"))
     assert begins.identity != plain.identity and begins.begin == plain.begin == 1
     assert begins.decode([2, 3]) == plain.decode([2, 3])
     for bare in (load_tokenizer(str(tmp_path / "bare.json")), load_tokenizer(None)):
