@@ -35,7 +35,7 @@ class LayoutWarning(UserWarning):
 
 
 class ScopeWarning(LayoutWarning):
-    """A scope applies to no path of a program, and looks misspelt."""
+    """A scope applies to no path of a program, and is misspelt or meant for other arguments."""
 
 
 def check(
@@ -73,19 +73,19 @@ def check_scopes(layout: Layout, mesh: Mesh, paths: Collection[str]) -> None:
     _raise(layout, mesh, texts)
 
 
-def misspelt_scopes(layout: Layout, paths: Collection[str]) -> list[str]:
-    """Returns one text per rule whose scope is misspelt: it nearly applies to a path of a program.
+def misspelt_scopes(layout: Layout, paths: Collection[str]) -> dict[Rule, str]:
+    """Returns a text for each rule whose scope is misspelt: it nearly applies to a program's path.
 
     Other rules that apply to no path are not reported: they may be for another program with the
     same layout.
     """
     named = {part for rule in layout.rules for part in rule.scope.split("/")}
     known = _parts(paths)
-    texts = []
+    texts = {}
     for rule in _not_applying(layout, paths):
         hint = _corrected(rule, paths, known, known - named, _MISSPELT)
         if hint.endswith("?"):
-            texts.append(f"`{rule}` fits no path of this program{hint}")
+            texts[rule] = f"`{rule}` fits no path of this program{hint}"
     return texts
 
 
@@ -94,40 +94,43 @@ def scopes_of_other_arguments(
     paths: Collection[str],
     inputs: Mapping[str, Shape],
     name: str,
-    every: bool,
-) -> list[str]:
-    """Returns one text per rule whose scope fits no path, but may be meant for other arguments.
+    renewed: Collection[str],
+) -> dict[Rule, str]:
+    """Returns a text for each rule whose scope fits no path, but may be meant for other arguments.
+
+    In a training step these are rules that could split what it returns anew, and rules that begin
+    with one of its arguments. In other programs they are rules for `params` that could split a
+    tree, if no path has `params`. All others may be for another program with the same layout.
 
     Args:
         layout: The rules.
         paths: All paths of the program that scopes apply to.
         inputs: The shapes of the arguments' leaves, by path.
         name: The program's.
-        every: Report rules that no argument is like, too. Without it only rules for `params` are
-            reported, and of these the ones that could split an argument; others may be for another
-            program with the same layout.
+        renewed: The arguments that it returns anew if it is a training step; empty if it is none.
     """
-    texts = []
+    if not renewed and any(_PARAMS in path.split("/") for path in paths):
+        return {}  # the parameters are there: the rule is for some that this program lacks
+    likely_ones = renewed or {path.split("/")[0] for path in inputs if "/" in path}
+    candidates = {path: inputs[path] for path in inputs if path.split("/")[0] in likely_ones}
+    arguments = dict.fromkeys(path.split("/")[0] for path in inputs)
+    texts = {}
     for rule in _not_applying(layout, paths):
         parts = rule.scope.split("/")
-        if not rule.axes or not (every or _PARAMS in parts):
+        if not rule.axes or not (renewed or _PARAMS in parts):
             continue
-        if not every and any(_PARAMS in path.split("/") for path in paths):
-            continue  # the parameters are there: the rule is for some that this program lacks
-        likely = _renamed(rule, layout, inputs)
-        if not likely and not every:
-            continue
-        arguments = dict.fromkeys(path.split("/")[0] for path in inputs)
-        has = f"`{name}` has the arguments {_list(arguments, 'and')}"
+        likely = _renamed(rule, layout, candidates)
         if len(likely) == 1:
             hint = f"Did you mean `{likely[0]}`?"
         elif likely:
             hint = f"Did you mean {_list(likely, 'or')}?"
+        elif renewed and parts[0] in arguments:
+            nearest = _list(_nearest(rule, list(inputs)), "and")
+            hint = f"The nearest paths: {nearest}. Correct the scope, or leave the rule out"
         else:
-            nearest = _nearest(rule, [p for p in paths if p in inputs] or list(paths))
-            listed = _list(nearest, "and")
-            hint = f"The nearest paths: {listed}. Correct the scope, or leave the rule out"
-        texts.append(f"`{rule}` fits no path of this program: {has}. {hint}")
+            continue
+        has = f"`{name}` has the arguments {_list(arguments, 'and')}"
+        texts[rule] = f"`{rule}` fits no path of this program: {has}. {hint}"
     return texts
 
 

@@ -16,7 +16,7 @@ from meshdsl.layouts.validate import (
     misspelt_scopes,
     scopes_of_other_arguments,
 )
-from meshdsl.lowering.graphs.creation import is_training_step
+from meshdsl.lowering.graphs.creation import returned_anew
 from meshdsl.lowering.graphs.from_nothing import from_nothing
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.program import SpmdProgram
@@ -42,9 +42,10 @@ def paths_of(graph: Graph) -> list[str]:
 def warn_of_layout(graph: Graph, layout: Layout) -> None:
     """Warns of optional rules that never take an axis, and of scopes that are mistakes.
 
-    A scope that applies to no path is one if it looks misspelt. So is any such scope in a training
-    step, since no other program of a job has more paths. In other programs it is one if it names
-    `params` and fits arguments of another name.
+    A scope that applies to no path is one if it looks misspelt, or if it would fit with another
+    argument's name in front: in a training step one that is returned anew, in other programs a
+    tree, if the scope names `params` and no path does. So is one that begins with an argument of a
+    training step.
 
     Each warning is shown once, with the user's line that lowers the program.
     """
@@ -53,10 +54,9 @@ def warn_of_layout(graph: Graph, layout: Layout) -> None:
     paths = paths_of(graph)
     misspelt = misspelt_scopes(layout, paths)
     inputs = dict(zip(graph.input_paths, (tensor.shape for tensor in graph.inputs), strict=False))
-    step = is_training_step(graph)
-    others = scopes_of_other_arguments(layout, paths, inputs, graph.name, every=step)
-    reported = tuple(text.split(" fits ")[0] + " fits " for text in misspelt)
-    for text in [*misspelt, *(text for text in others if not text.startswith(reported))]:
+    renewed = returned_anew(graph)
+    others = scopes_of_other_arguments(layout, paths, inputs, graph.name, renewed)
+    for text in (others | misspelt).values():
         _warn(text, ScopeWarning)
 
 

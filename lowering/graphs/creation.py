@@ -6,11 +6,13 @@ the step has every dim and path that the layout names.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from meshdsl.ops.random import KEY
+from meshdsl.tensors.mirrors import PARAMS
 from meshdsl.tracing.graph import Graph
 
 _COPIES = ("cast", "name")
-_PARAMS = "params"  # as in `mirrors`
 
 
 def creates_state(graph: Graph) -> bool:
@@ -30,18 +32,50 @@ def creates_state(graph: Graph) -> bool:
     return any(tensor not in data for tensor in graph.outputs)
 
 
-def is_training_step(graph: Graph) -> bool:
-    """Whether a graph has a backward pass, and returns parameters and other arguments anew.
+def returned_anew(graph: Graph) -> set[str]:
+    """Returns the arguments that a training step returns anew; of other programs, none.
 
-    A program that returns gradients alone returns one tree like an argument; it is none.
+    A training step has a backward pass, which may be inside of a loop, and returns its parameters
+    anew: computed from the old ones not by way of gradients alone. The parameters are the argument
+    that has `params` in its paths, before all others. Without one, a step is what returns two
+    arguments anew. A program that returns gradients, their sums and statistics is none.
     """
-    if not any(op.source.backward for op in graph.operations):
-        return False
-    arguments, trees = set(graph.input_paths), set()
-    for path in graph.output_paths:
-        *before, _ = path.split("/")
-        if _PARAMS in before:
-            trees.add(tuple(before[: before.index(_PARAMS)]))
-        elif path in arguments:
-            trees.add(tuple(path.split("/")[:1]))
-    return len(trees) > 1
+    if not has_backward(graph):
+        return set()
+    arguments = list(dict.fromkeys(path.split("/")[0] for path in graph.input_paths))
+    places = {argument: {number} for number, argument in enumerate(arguments)}
+    origins = _origins(graph, [places[path.split("/")[0]] for path in graph.input_paths])
+    known, renewed = set(graph.input_paths), set()
+    for path, of in zip(graph.output_paths, origins, strict=False):
+        parts = path.split("/")
+        if path not in known and PARAMS in parts:  # as in `return {"new": params}`
+            parts = parts[parts.index(PARAMS) :]
+        if "/".join(parts) in known and not of.isdisjoint(places[parts[0]]):
+            renewed.add(parts[0])
+    parted = [path.split("/") for path in graph.input_paths]
+    holding = [parts for parts in parted if PARAMS in parts]
+    if holding:
+        params = min(holding, key=lambda parts: parts.index(PARAMS))[0]
+        return renewed if params in renewed else set()
+    return renewed if len(renewed) > 1 else set()
+
+
+def has_backward(graph: Graph) -> bool:
+    """Whether a graph has a part of a backward pass, also inside of loops."""
+    return any(op.source.backward or any(map(has_backward, op.bodies)) for op in graph.operations)
+
+
+def _origins(graph: Graph, of_inputs: Sequence[set[int]]) -> list[set[int]]:
+    """Returns what each output is computed from otherwise than by a backward pass."""
+    origins = dict(zip(graph.inputs, of_inputs, strict=False))
+    for op in graph.operations:
+        given = [origins.get(tensor, set()) for tensor in op.inputs]
+        made: list[set[int]] = [set()] * len(op.outputs)
+        if op.source.backward:
+            pass
+        elif not any(map(has_backward, op.bodies)):
+            made = [set().union(*given)] * len(op.outputs)
+        elif op.name == "scan":
+            made = _origins(op.bodies[0], given)
+        origins.update(zip(op.outputs, made, strict=False))
+    return [origins.get(tensor, set()) for tensor in graph.outputs]

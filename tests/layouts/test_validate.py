@@ -285,11 +285,11 @@ def test_scopes_whose_parts_are_known_but_not_in_that_order_are_told_with_paths_
 def test_scopes_of_a_layout_for_several_programs_are_judged_by_their_spelling():
     layout = Layout.parse("param/embed:data; optimizer/embed:data; decoder_2/embed:data; x:data")
     paths = ["params/encoder_1/w", "batch/tokens"]
-    assert misspelt_scopes(layout, paths) == [
+    assert list(misspelt_scopes(layout, paths).values()) == [
         "`param/embed:data` fits no path of this program. Did you mean `params/embed:data`?"
     ]
-    assert misspelt_scopes(Layout.parse("encoder/x:data; decoder/x:data"), ["encoder/w"]) == []
-    assert misspelt_scopes(layout, []) == []
+    assert misspelt_scopes(Layout.parse("encoder/x:data; decoder/x:data"), ["encoder/w"]) == {}
+    assert misspelt_scopes(layout, []) == {}
 
 
 # Scoped rules

@@ -224,3 +224,105 @@ def test_a_misspelt_dim_is_refused_where_a_state_is_made_and_unknown_ones_elsewh
         md.jit(lambda data: data * 2, MESH, "other:m", "numpy").lower(DATA)
     with pytest.raises(ValueError, match="`other:m` names a dim that this program does not have"):
         md.jit(lambda data: data, MESH, "other:m", "numpy").lower(DATA)
+
+
+def test_rules_for_params_are_not_meant_for_an_argument_that_is_no_tree():
+    assert warned_on(lambda logits: md.softmax(logits, "x"), (DATA,), "y:m; params/x:n") == []
+
+    def scored(logits, batch):
+        return md.mean(logits * batch["weight"])
+
+    batch = {"weight": md.spec([y])}
+    assert warned_on(scored, (DATA, batch), "y:m; params/x:n") == []
+    (text,) = warned_on(scored, (DATA, batch), "params/y:m")
+    assert text.endswith("Did you mean `batch/y:m`?")
+
+
+def accumulated(params, total, statistics, data):
+    value, grads = md.value_and_grad(loss)(params, data)
+    mean = 0.9 * statistics["mean"] + 0.1 * md.mean(data, "y")
+    return value, grads, jax.tree.map(lambda a, b: a + b, total, grads), {"mean": mean}
+
+
+def scaled(params, statistics, data):
+    value, grads = md.value_and_grad(loss)(params, data)
+    mean = 0.9 * statistics["mean"] + 0.1 * md.mean(data, "y")
+    return value, {name: 0.5 * grad for name, grad in grads.items()}, {"mean": mean}
+
+
+def with_statistics(params, statistics, data):
+    value, grads = md.value_and_grad(loss)(params, data)
+    return value, grads, {"mean": 0.9 * statistics["mean"] + 0.1 * md.mean(data, "y")}
+
+
+STATISTICS = {"mean": md.spec([x])}
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (with_statistics, (WEIGHTS, STATISTICS, DATA)),
+        (scaled, (WEIGHTS, STATISTICS, DATA)),
+        (accumulated, (WEIGHTS, WEIGHTS, STATISTICS, DATA)),
+    ],
+)
+def test_a_program_that_returns_gradients_and_statistics_is_no_training_step(function, arguments):
+    assert warned_on(function, arguments, "y:m; optimizer/x:n") == []
+
+
+def summed(params, data):
+    def part(total, row):
+        grads = md.grad(loss)(params, row)
+        return {name: total[name] + grads[name] for name in total}, None
+
+    zeros = {name: md.zeros(each.dims) for name, each in WEIGHTS.items()}
+    return md.scan(part, zeros, data, dim="part")[0]
+
+
+def of_parts(params, state, data):
+    total = summed(params, data)
+    state = {name: 0.9 * state[name] + total[name] for name in state}
+    return {"params": {name: params[name] - 0.1 * state[name] for name in params}, "state": state}
+
+
+def without_state(params, data):
+    total = summed(params, data)
+    return {name: params[name] - 0.1 * total[name] for name in params}
+
+
+def in_a_loop(params, data):
+    def step(params, row):
+        grads = md.grad(loss)(params, row)
+        return {name: params[name] - 0.1 * grads[name] for name in params}, None
+
+    return md.scan(step, params, data, dim="part")[0]
+
+
+PARTS = md.spec([md.Dimension("part", 2), y, x])
+
+
+def test_steps_that_accumulate_gradients_or_have_no_state_are_training_steps():
+    (text,) = warned_on(of_parts, (WEIGHTS, WEIGHTS, PARTS), "y:m; optimizer/x:n")
+    assert text.endswith("Did you mean `params/x:n` or `state/x:n`?")  # `data` is not returned
+    for step in (without_state, in_a_loop):
+        (text,) = warned_on(step, (WEIGHTS, PARTS), "y:m; head/x:n")
+        assert text.endswith("Did you mean `params/x:n`?")
+        assert warned_on(step, (WEIGHTS, PARTS), "y:m; gradients/x:n") == []
+    assert warned_on(summed, (WEIGHTS, PARTS), "y:m; head/x:n") == []
+
+
+def test_a_step_is_not_warned_of_rules_that_nothing_in_it_could_follow():
+    def discriminate(judge, momenta, data):
+        grads = md.grad(loss)(judge, data)
+        momenta = {name: 0.9 * momenta[name] + grads[name] for name in momenta}
+        judge = {name: judge[name] - 0.1 * momenta[name] for name in judge}
+        return {"judge": judge, "momenta": momenta}
+
+    shared = "y:m; judge/x:n; momenta/x:n; painter/x:n; trace/x:n"
+    arguments = WEIGHTS, WEIGHTS, DATA
+    assert warned_on(discriminate, arguments, shared) == []
+    assert warned_on(discriminate, arguments, f"{shared}; trace/other/z:n") == []
+    (text,) = warned_on(discriminate, arguments, f"{shared}; judge/other/z:n")
+    assert "The nearest paths: `judge/" in text
+    (text,) = warned_on(discriminate, arguments, "y:m; judge/x:n; trace/x:n")
+    assert text.endswith("Did you mean `momenta/x:n`?")
