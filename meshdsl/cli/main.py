@@ -86,6 +86,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if name in ("--version", "version"):
         tell(version_line())
         return 0
+    if name == "completion":
+        return _show_completion(rest)
     if name not in COMMANDS:
         hint = did_you_mean(name, COMMANDS)
         return _fail(
@@ -207,6 +209,16 @@ def _fail(command: str, message: str, code: int = MISTAKE) -> int:
     return code
 
 
+def _show_completion(words: Sequence[str]) -> int:
+    from meshdsl.cli.help_pages.completion import script
+
+    try:
+        tell(script(" ".join(words), COMMANDS).rstrip())
+    except ValueError as error:
+        return _fail("meshdsl completion", str(error))
+    return 0
+
+
 def _usage() -> str:
     width = max(map(len, COMMANDS))
     commands = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
@@ -217,6 +229,7 @@ def _usage() -> str:
             *commands,
             "",
             "Flags of a command: meshdsl <command> --help. Versions: meshdsl --version.",
+            "Completion of a shell: source <(meshdsl completion bash); also zsh and fish.",
             "For example",
             f"  {EXAMPLE}",
         ]
