@@ -26,7 +26,7 @@ from meshdsl.training.data.chats import ChatFormat
 from meshdsl.training.data.corpus import has_chats
 from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.files import find
-from meshdsl.training.reporting.output import tell
+from meshdsl.training.reporting.output import give, tell
 
 if TYPE_CHECKING:
     from meshdsl.generation.scoring import Score
@@ -189,13 +189,14 @@ def _write(out: str, content: Mapping[str, Any]) -> None:
     """Writes scores as JSON, to a file or standard output.
 
     Raises:
-        ValueError: the file cannot be written.
+        BrokenPipeError: nobody reads standard output.
+        ValueError: the scores cannot be written.
     """
+    text = json.dumps(content, indent=2) + "\n"
+    if out == STDOUT:
+        give(text)
+        return
     try:
-        text = json.dumps(content, indent=2)
-        if out == STDOUT:
-            tell(text)
-        else:
-            Path(out).write_text(text + "\n")
+        Path(out).write_text(text)
     except OSError as error:
         raise ValueError(f"cannot write {out}: {error.strerror}") from error

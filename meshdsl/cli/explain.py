@@ -36,6 +36,8 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
     from meshdsl.reports.explain.html.page import page
 
     if values.pipeline_table:
+        if values.only:
+            problems.add("--pipeline_table prints a table alone: leave out --only")
         print(show_table(values, problems), end="")
         return
     if values.compare_layout and not values.mesh_shape:

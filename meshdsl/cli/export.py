@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from meshdsl.cli.checkpointed import OF_MODEL, is_hugging_face, model_of, stored_params
+from meshdsl.cli.checkpointed import OF_MODEL, STDOUT, is_hugging_face, model_of, stored_params
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.training.checkpointing.weight_files import SUFFIX
@@ -33,6 +33,8 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
         problems.add(
             f"--out says where to, as in --out=weights (a folder) or --out=weights{SUFFIX}"
         )
+    elif values.out == STDOUT:
+        problems.add(f"--out=-: weights are files; give a folder, or a name as weights{SUFFIX}")
     elif values.out.endswith(SUFFIX) and values["max_shard_size"].present:
         problems.add(f"--max_shard_size: {values.out} is one file; give a folder for several")
     if not isinstance(values.max_shard_size, Mistake) and values.max_shard_size < 1:

@@ -6,17 +6,17 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from meshdsl.cli.checkpointed import STDOUT, Trained, begin_token, check_mesh_and_out, place_of
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.problems import Problems
-from meshdsl.training.reporting.output import tell
+from meshdsl.training.reporting.output import give, tell
 
 if TYPE_CHECKING:
     from meshdsl.generation import Place, Sampling, Searcher, Text, Writer
@@ -130,21 +130,23 @@ def _to_file(
     stop: Sequence[str],
     begin: int | None,
 ) -> None:
-    """Writes a line of JSON for each text.
+    """Writes a line of JSON for each text, to a file or standard output.
 
     Raises:
-        ValueError: the file cannot be written.
+        BrokenPipeError: nobody reads standard output.
+        ValueError: the lines cannot be written.
     """
     finished: Counter[str] = Counter()
     count = 0
     try:
-        with _opened(values.out) as file:
+        with _opened(values.out) as write:
             texts = _texts(writer, tokenizer, asked.prompts, stop, begin)
             for line, text in zip(asked.lines, _tracked(texts, len(asked.prompts)), strict=True):
-                file.write(_line(line, text) + "\n")
-                file.flush()
+                write(_line(line, text) + "\n")
                 finished[str(text.finish)] += 1
                 count += len(text.tokens)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise ValueError(f"cannot write {values.out}: {error.strerror}") from error
     reasons = ", ".join(f"{number:,} by {why}" for why, number in sorted(finished.items()))
@@ -153,9 +155,14 @@ def _to_file(
     tell(f"{total}{place}; ended {reasons}", error=values.out == STDOUT)
 
 
-def _opened(out: str) -> AbstractContextManager[TextIO]:
-    """Returns standard output, or a file that is not there yet."""
-    return nullcontext(sys.stdout) if out == STDOUT else open(out, "x", encoding="utf-8")
+@contextmanager
+def _opened(out: str) -> Iterator[Callable[[str], object]]:
+    """Yields what writes to standard output, or to a file that is not there yet, at once."""
+    if out == STDOUT:
+        yield give
+        return
+    with open(out, "x", encoding="utf-8", buffering=1) as file:  # each line is written at its end
+        yield file.write
 
 
 def _line(given: Mapping[str, Any], text: Text) -> str:

@@ -103,6 +103,10 @@ def test_mistakes_are_reported(capsys, tmp_path, text):
         "  3. --max_shard_size: a.safetensors is one file; give a folder for several\n"
     )
     assert "--out says where to" in refused("export", "--workdir=a")
+    assert refused("export", f"--workdir={tmp_path}", "--out=-") == (
+        "meshdsl export: --out=-: weights are files; give a folder, or a name as "
+        "weights.safetensors\n"
+    )
     assert refused("export", f"--workdir={tmp_path}", f"--out={tmp_path}/b") == (
         f"meshdsl export: {tmp_path}/checkpoints has no checkpoint\n"
     )

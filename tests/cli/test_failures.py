@@ -111,11 +111,18 @@ def test_values_are_written_as_json(capsys):
         (["--job_mtbf=6"], "--job_mtbf: needs a time, as 50000h"),
         (["--mtbf=0h"], "--mtbf: needs a time, as 50000h"),
         (["--mtbf=50000"], "--mtbf: needs a time, as 50000h"),
-        (["--devices_per_host=4"], "--devices_per_host is for --failures or --mtbf"),
+        (["--devices_per_host=4"], "--devices_per_host is for --failures, --mtbf or --job_mtbf"),
         (["--failures", "--devices_per_host=0"], "needs a whole number of at least 1"),
-        (["--failures", "--restart_time=1min"], "--restart_time is for --mtbf: give it"),
+        (
+            ["--failures", "--restart_time=1min"],
+            "--restart_time is for --mtbf or --job_mtbf: give",
+        ),
         (["--mtbf=1h", "--storage_bandwidth=0"], "--storage_bandwidth must be above 0"),
         (["--failures", "--html=x.html", "--stage=placed"], "leave out --html and --stage"),
+        (["--failures", "--only=mlp"], "leave out --only"),
+        (["--mtbf=1h", "--only=mlp"], "leave out --only"),
+        (["--job_mtbf=1h", "--only=mlp"], "leave out --only"),
+        (["--pipeline_table=-", "--only=mlp"], "--pipeline_table prints a table alone: leave out"),
     ],
 )
 def test_bad_input_is_told(capsys, arguments, problem):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 
 import pytest
@@ -200,3 +201,18 @@ def test_a_prompt_that_is_longer_than_the_positions(capsys, tmp_path):
         "--max_tokens=6"
     )
     assert written(capsys, where, f"--prompt={'a' * 15}", "--max_tokens=6").startswith("a" * 15)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no full disk at hand")
+def test_a_full_disk_is_an_error_and_a_closed_pipe_is_none(capsys, monkeypatch, trained):
+    given = (f"--workdir={trained}", "--prompt=A", "--out=-")
+    with open("/dev/full", "w") as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", full)
+        code, _, err = answer(capsys, *given)
+    assert code == 2 and "cannot write to standard output: No space left on device" in err
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as closed, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", closed)
+        code, _, err = answer(capsys, *given)
+    assert code == 0 and "rror" not in err and "cannot" not in err

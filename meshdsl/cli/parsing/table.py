@@ -347,7 +347,7 @@ FLAGS: dict[str, Flag] = {
         "",
         str,
         "Parts of the model whose rows `explain` lists, as in a layout's scope, or by file and "
-        "function: mlp, blocks/*/query. Totals are those of the whole step.",
+        "function: mlp,blocks/*/query. Totals are those of the whole step.",
     ),
     "stage": (
         None,

@@ -25,13 +25,13 @@ def asks_for_failures(values: flags.FlagValues, problems: Problems) -> bool:
     if values.mtbf is not None and values.job_mtbf is not None:
         problems.add("--mtbf is of one host, --job_mtbf of the whole job: give one of them")
     if values["devices_per_host"].present and not asked:
-        problems.add("--devices_per_host is for --failures or --mtbf: give one of them")
+        problems.add("--devices_per_host is for --failures, --mtbf or --job_mtbf: give one of them")
     for name in _OF_MTBF:
         if values[name].present and not timed:
-            problems.add(f"--{name} is for --mtbf: give it, as in --mtbf=50000h")
+            problems.add(f"--{name} is for --mtbf or --job_mtbf: give one, as in --mtbf=50000h")
     if values.storage_bandwidth == 0:
         problems.add("--storage_bandwidth must be above 0")
-    others = [name for name in ("html", "compare_layout", "stage") if values[name].present]
+    others = [name for name in ("html", "compare_layout", "stage", "only") if values[name].present]
     if asked and others:
         listed = " and ".join(f"--{name}" for name in others)
         problems.add(f"--failures prints a report of its own: leave out {listed}")

@@ -2,7 +2,8 @@
 
 A part is named as in a layout's scope: `mlp`, `blocks/*/query`, `Attention*`. It is searched for in
 the path of a tensor, its name in the source, and the file and function of its line, in upper or
-lower case. Only rows are selected: every total is that of the whole program.
+lower case. Commas separate several: `mlp,attention`. Only rows are selected: every total is
+that of the whole program.
 """
 
 from __future__ import annotations
@@ -71,24 +72,34 @@ class Selection:
         )
 
     def check(self) -> None:
-        """Raises ValueError if no row belongs to the parts, with the nearest names."""
-        if self.parameters or self.traffic or self.parts or self.inputs or self.intervals:
-            return
+        """Raises ValueError if no row belongs to one of the parts, with the nearest names."""
+        for part in self._wanted:
+            one = Selection(self.report, part)
+            if not (one.parameters or one.traffic or one.parts or one.inputs or one.intervals):
+                raise ValueError(self._unknown(part))
+
+    def _unknown(self, part: str) -> str:
         paths = [path for path, _ in self.report.inputs]
-        places = [_of_source(part.buffer.source) for part in self.report.parts]
+        places = [_of_source(each.buffer.source) for each in self.report.parts]
         names = {word for text in [*paths, *places] for word in text.split("/") if word}
-        hint = did_you_mean(self.only.rpartition("/")[2], sorted(names)) or "."
-        raise ValueError(
-            f"--only={self.only}: no path, file or function of this step has such a part{hint} "
-            "Write one as in a layout's scope: mlp, blocks/*/query"
+        hint = did_you_mean(part.rpartition("/")[2], sorted(names)) or "."
+        return (
+            f"--only={part}: no path, file or function of this step has such a part{hint} "
+            "Write parts as in a layout's scope: mlp,blocks/*/query"
         )
+
+    @cached_property
+    def _wanted(self) -> tuple[str, ...]:
+        """The parts, if not all rows are shown."""
+        parts = tuple(part.strip() for part in self.only.split(",") if part.strip())
+        return parts or (self.only,) * bool(self.only)
 
     def _has(self, names: Iterable[str], source: Source | None = None) -> bool:
         if not self.only:
             return True
         texts = [text for name in names for text in (name, name.partition("[")[0])]
         texts += [] if source is None else [_of_source(source)]
-        return any(matches(self.only.lower(), text.lower()) for text in texts)
+        return any(matches(part.lower(), text.lower()) for part in self._wanted for text in texts)
 
 
 def _of_source(source: Source) -> str:

@@ -1,4 +1,7 @@
-"""Lines of output. The command goes on if the output is closed, as after `| head`."""
+"""Output: lines that are told, without which a command goes on, and the results it was asked for.
+
+A command goes on if nobody reads what it tells, as after `| head`.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,25 @@ def tell(text: str, error: bool = False) -> None:
             print(text, file=stream, flush=True)
     except OSError:
         hush(stream)
+
+
+def give(text: str) -> None:
+    """Writes a result on standard output at once, for `--out=-`.
+
+    Raises:
+        BrokenPipeError: nobody reads it any more, which ends the command quietly.
+        ValueError: it cannot be written, as to a full disk.
+    """
+    if sys.stdout is None:
+        raise ValueError("cannot write to standard output: it is closed")
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        hush(sys.stdout)  # else Python tries to write the rest when it ends
+        raise ValueError(f"cannot write to standard output: {error.strerror}") from error
 
 
 def hush(stream: TextIO | None) -> bool:

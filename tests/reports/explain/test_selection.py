@@ -100,3 +100,16 @@ def test_parts_are_scopes_and_globs_in_any_case(whole, part):
 def test_a_part_that_is_not_there_is_refused_with_the_nearest_name(whole):
     with pytest.raises(ValueError, match=r"--only=atention: no path, .* Did you mean `attention`"):
         of(whole, "atention")
+    with pytest.raises(ValueError, match=r"--only=atention: no path, .* Did you mean `attention`"):
+        of(whole, "mlp,atention")
+    with pytest.raises(ValueError, match=r"--only=,: no path"):
+        of(whole, ",")
+
+
+def test_commas_separate_several_parts(whole):
+    def paths(part):
+        return {entry["path"] for entry in as_values(of(whole, part))["inputs"]}
+
+    both = paths("w_in") | paths("blocks/*/query")
+    assert paths("w_in, blocks/*/query") == both
+    assert paths("w_in") < both < {path for path, _ in whole.inputs}
