@@ -140,16 +140,16 @@ def _renamed(rule: Rule, layout: Layout, inputs: Mapping[str, Shape]) -> list[Ru
     Each could split a leaf of that argument whose axes no other rule claims.
     """
     _, _, rest = rule.scope.partition("/")
-    found: dict[Rule, None] = {}
+    renamed: dict[Rule, None] = {}
     for path, shape in inputs.items():
         argument = path.split("/")[0]
         other = replace(rule, scope=f"{argument}/{rest}" if rest else argument)
-        if other in found or shape.find(rule.dim) is None or not other.applies_to(path):
+        if other in renamed or shape.find(rule.dim) is None or not other.applies_to(path):
             continue
         claimed = layout.resolve(shape, path)[0]
         if not any(claimed.dim_of(axis) for axis in rule.axes):
-            found[other] = None
-    return list(found)
+            renamed[other] = None
+    return list(renamed)
 
 
 def idle_rules(layout: Layout, tensors: Iterable[LabelledTensor]) -> list[str]:

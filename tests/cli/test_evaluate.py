@@ -2,13 +2,13 @@
 
 import json
 import math
-import os
 import re
 import sys
 
 import pytest
 
 from meshdsl.cli.main import run
+from tests.cli.commands import check_standard_output, needs_full_disk
 
 MODEL = "--model_args=layers=1,embed=16,heads=2"
 MESH = ("--mesh_shape=data:2,model:2", "--layout=batch:data;heads:model;params/embed:data")
@@ -189,16 +189,7 @@ def test_flags_of_tasks_need_tasks_and_tasks_need_the_harness(capsys, trained, m
     )
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no full disk at hand")
+@needs_full_disk
 def test_a_full_disk_is_an_error_and_a_closed_pipe_is_none(capsys, monkeypatch, trained):
     given = (f"--workdir={trained}", "--eval_batches=1", "--out=-")
-    with open("/dev/full", "w") as full, monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", full)
-        code, _, err = answer(capsys, *given)
-    assert code == 2 and "cannot write to standard output: No space left on device" in err
-    reading, writing = os.pipe()
-    os.close(reading)
-    with open(writing, "w") as closed, monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", closed)
-        code, _, err = answer(capsys, *given)
-    assert code == 0 and "rror" not in err and "cannot" not in err
+    check_standard_output(lambda: answer(capsys, *given), monkeypatch)

@@ -109,8 +109,8 @@ def read(name: str) -> Record | None:
     file = file_of(name)
     if not file.exists():
         return None
-    found = json.loads(file.read_text())
-    return Record(**{**found, "commands": tuple(found["commands"])})
+    fields = json.loads(file.read_text())
+    return Record(**{**fields, "commands": tuple(fields["commands"])})
 
 
 def file_of(name: str) -> Path:
@@ -139,10 +139,10 @@ def digest(benchmark: Benchmark) -> str:
                     *(f"{module}.{part.strip()}" for part in parts.split(",") if part),
                 ]
                 front += [ROOT / f"{each.replace('.', '/')}.py" for each in modules]
-    found = hashlib.sha256()
+    total = hashlib.sha256()
     for file in sorted(files):
-        found.update(file.read_bytes())
-    return found.hexdigest()[:16]
+        total.update(file.read_bytes())
+    return total.hexdigest()[:16]
 
 
 def is_there(need: str) -> bool:
@@ -177,11 +177,11 @@ def _machine() -> str:
         if line.startswith("model name"):
             name = line.partition(":")[2].strip()
             break
-    found = [f"{len(os.sched_getaffinity(0))} cores of {name}"]
+    parts = [f"{len(os.sched_getaffinity(0))} cores of {name}"]
     if is_there("gpu"):
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        found.append(subprocess.run(query, capture_output=True, text=True).stdout.strip())
-    return ", ".join([*found, f"load {os.getloadavg()[0]:.1f} at the start"])
+        parts.append(subprocess.run(query, capture_output=True, text=True).stdout.strip())
+    return ", ".join([*parts, f"load {os.getloadavg()[0]:.1f} at the start"])
 
 
 def _lines(file: Path) -> list[str]:
@@ -189,13 +189,13 @@ def _lines(file: Path) -> list[str]:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for library in LIBRARIES:
         try:
-            found[library] = importlib.metadata.version(library)
+            versions[library] = importlib.metadata.version(library)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _git(*arguments: str) -> str:
