@@ -144,9 +144,10 @@ class Shape(tuple[Dimension, ...]):
 def dims(**sizes: int) -> tuple[Dimension, ...]:
     """Makes dimensions in keyword order.
 
-    >>> batch, embed = dims(batch=8, embed=256)
-    >>> print(batch, embed)
-    batch=8 embed=256
+    Examples:
+        >>> batch, embed = md.dims(batch=8, embed=256)
+        >>> print(batch, embed)
+        batch=8 embed=256
     """
     return tuple(Dimension(name, size) for name, size in sizes.items())
 

@@ -24,11 +24,13 @@ def static(**kwargs: Any) -> Any:
 class Module:
     """Base class: subclasses become frozen dataclasses and pytrees.
 
-    >>> class Linear(Module):
-    ...     weight: object
-    ...     scale: float = static(default=1.0)
-    >>> jax.tree.leaves(Linear(weight=3.0))
-    [3.0]
+    Examples:
+        >>> import jax
+        >>> class Linear(md.Module):
+        ...     weight: object
+        ...     scale: float = md.static(default=1.0)
+        >>> jax.tree.leaves(Linear(weight=3.0))
+        [3.0]
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
