@@ -124,6 +124,13 @@ class Layout:
 
     Raises:
         ValueError: two rules for one dim in one scope.
+
+    Examples:
+        >>> layout = md.Layout.parse("batch:data; heads:model; length:model?")
+        >>> print(layout.assign(md.Shape(md.dims(batch=8, length=16))))
+        batch:data; length:model
+        >>> print(layout.assign(md.Shape(md.dims(batch=8, length=16, heads=4))))
+        batch:data; heads:model
     """
 
     rules: tuple[Rule, ...] = ()

@@ -40,6 +40,16 @@ class Mesh:
         slow: the axes that cross the slow network.
         prices: what lowering weighs moves by; None: by the bytes that they send. The mesh of a
             program has none.
+
+    Raises:
+        ValueError: an axis is given twice or has no positive size, or `slow` names no axis.
+
+    Examples:
+        >>> mesh = md.Mesh.parse("slice@dcn:2,model:4")
+        >>> print(mesh, mesh.size, *mesh.slow)
+        slice@dcn:2 model:4 8 slice
+        >>> md.Mesh.of({"data": 2}) == md.Mesh((("data", 2),))
+        True
     """
 
     axes: tuple[tuple[str, int], ...] = ()

@@ -42,6 +42,24 @@ class Placement:
         inputs, outputs: the layouts of the program's inputs and outputs, by path.
         tensors: the layouts of tensors inside the program, by name.
         partial: for those that stay partial sums, the axes over which they do.
+
+    Raises:
+        ValueError: a layout is malformed.
+
+    Examples:
+        >>> batch, embed = md.dims(batch=8, embed=4)
+        >>> @md.jit(mesh="data:2", layout="batch:data")
+        ... def double(x):
+        ...     y = x * 2.0
+        ...     return y
+        >>> placement = double.stages(md.spec([batch, embed])).placement
+        >>> print(placement)
+        in   x                  batch:data
+        out  result             batch:data
+             x                  batch:data
+             double/y.multiply  batch:data
+        >>> md.Placement.parse(str(placement)) == placement
+        True
     """
 
     inputs: Mapping[str, TensorLayout] = field(default_factory=dict)

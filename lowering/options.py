@@ -72,6 +72,15 @@ class Options:
     Raises:
         ValueError: a number of bytes is negative or no integer; rounds are below 1; a word, a
             schedule or the hardware is unknown.
+
+    Examples:
+        >>> x = md.spec(md.dims(batch=8, embed=4), "bfloat16")
+        >>> for dtype in ("same", "float32"):
+        ...     options = md.Options(reduce_dtype=dtype)
+        ...     step = md.jit(lambda x: md.sum(x, "embed"), "data:2", "embed:data", options=options)
+        ...     print(dtype, step.lower(x).collectives[0].wire_bytes)
+        same 16.0
+        float32 32.0
     """
 
     memory: int | None = None

@@ -75,6 +75,14 @@ def value_and_grad(
         ValueError: when called: `wrt` is the number of no argument; the value is no floating-point
             scalar; or an input reaches it, but only through operations without a slope (rounding,
             comparisons, integers).
+
+    Examples:
+        >>> params = {"w": md.named([2.0, 3.0], ["embed"]), "bias": md.named(1.0, [])}
+        >>> def loss(params, x):
+        ...     return (md.einsum(params["w"], x, over="embed") + params["bias"]) ** 2
+        >>> value, gradients = md.value_and_grad(loss)(params, md.named([1.0, -2.0], ["embed"]))
+        >>> print(value, gradients["w"], gradients["bias"])
+        f32[] 9. f32[embed=2] [-6. 12.] f32[] -6.
     """
 
     @at_once
@@ -133,6 +141,16 @@ def grad(function: Callable, wrt: int | Sequence[int] = 0, has_aux: bool = False
     """Returns a function giving the gradient alone (or `(gradient, aux)`); see value_and_grad.
 
     `gradients = md.grad(loss)(params, batch)`.
+
+    Raises:
+        ValueError: when called: as of `md.value_and_grad`.
+
+    Examples:
+        >>> x = md.named([1.0, 2.0], ["embed"])
+        >>> w = md.named([[1.0, 0.0, 2.0], [0.0, 1.0, 1.0]], ["embed", "d_ff"])
+        >>> print(md.grad(lambda w: md.sum(md.einsum(x, w, over="embed") ** 2))(w))
+        f32[embed=2, d_ff=3] [[ 2.  4.  8.]
+         [ 4.  8. 16.]]
     """
 
     @at_once

@@ -49,6 +49,12 @@ def jvp(function: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> 
 
     Raises:
         ValueError: the tangents do not fit the primals; the error names all that do not.
+
+    Examples:
+        >>> x, along = md.named([1.0, 2.0], ["embed"]), md.named([0.0, 1.0], ["embed"])
+        >>> value, tangent = md.jvp(lambda x: x * md.sum(x), (x,), (along,))
+        >>> print(value, tangent)
+        f32[embed=2] [3. 6.] f32[embed=2] [1. 5.]
     """
     with reported_as("jvp"):
         _need_tuples("jvp", primals, tangents)
@@ -95,6 +101,11 @@ def hessian_vector_product(
 
     Raises:
         ValueError: no argument has a tangent, and what `md.jvp` and `md.grad` raise.
+
+    Examples:
+        >>> x, along = md.named([1.0, 2.0], ["embed"]), md.named([1.0, 0.0], ["embed"])
+        >>> print(md.hessian_vector_product(lambda x: md.sum(x) ** 3, (x,), (along,)))
+        f32[embed=2] [18. 18.]
     """
     with reported_as("hessian_vector_product"):
         _need_tuples("hessian_vector_product", primals, tangents)
@@ -132,6 +143,12 @@ def jacobian(
     Raises:
         ValueError: when called: `wrt` is the number of no argument, an unknown mode, or complex
             numbers.
+
+    Examples:
+        >>> x = md.named([1.0, 2.0], ["embed"])
+        >>> print(md.jacobian(lambda x: x * md.sum(x))(x))
+        f32[embed=2, in_embed=2] [[4. 1.]
+         [2. 5.]]
     """
 
     @at_once

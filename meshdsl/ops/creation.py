@@ -53,7 +53,16 @@ def _check_range(number: complex | bool, dtype: np.dtype) -> None:
 
 @operation
 def full(dims: DimsLike, value: complex | bool, dtype: Any = "float32") -> Tensor:
-    """Returns a tensor filled with one number. `md.full([batch, length], 0.5)`."""
+    """Returns a tensor filled with one number. `md.full([batch, length], 0.5)`.
+
+    Raises:
+        ValueError: a dim has a name only, or the dtype does not hold the number.
+
+    Examples:
+        >>> print(md.full(md.dims(batch=2, length=3), 0.5))
+        f32[batch=2, length=3] [[0.5 0.5 0.5]
+         [0.5 0.5 0.5]]
+    """
     dtype = as_dtype(dtype)
     value = value.item() if isinstance(value, np.generic) else value
     _check_range(value, dtype)
@@ -61,18 +70,44 @@ def full(dims: DimsLike, value: complex | bool, dtype: Any = "float32") -> Tenso
 
 
 def zeros(dims: DimsLike, dtype: Any = "float32") -> Tensor:
-    """Returns a tensor of zeros. `md.zeros([batch, length])`."""
+    """Returns a tensor of zeros. `md.zeros([batch, length])`.
+
+    Raises:
+        ValueError: a dim has a name only, or the dtype is unknown.
+
+    Examples:
+        >>> print(md.zeros(md.dims(batch=2, length=3)))
+        f32[batch=2, length=3] [[0. 0. 0.]
+         [0. 0. 0.]]
+    """
     return full(dims, 0, dtype)
 
 
 def ones(dims: DimsLike, dtype: Any = "float32") -> Tensor:
-    """Returns a tensor of ones. `md.ones([batch, length])`."""
+    """Returns a tensor of ones. `md.ones([batch, length])`.
+
+    Raises:
+        ValueError: a dim has a name only, or the dtype is unknown.
+
+    Examples:
+        >>> print(md.ones(md.dims(batch=2, length=3), "int32"))
+        s32[batch=2, length=3] [[1 1 1]
+         [1 1 1]]
+    """
     return full(dims, 1, dtype)
 
 
 @operation
 def arange(dim: Dimension, dtype: Any = "int32") -> Tensor:
-    """Returns 0, 1, ... along `dim`. `md.arange(length)`."""
+    """Returns 0, 1, ... along `dim`. `md.arange(length)`.
+
+    Raises:
+        ValueError: `dim` has a name only, or the dtype does not hold its last position.
+
+    Examples:
+        >>> print(md.arange(md.Dimension("length", 4)))
+        s32[length=4] [0 1 2 3]
+    """
     dtype = as_dtype(dtype)
     shape = sized(dim)
     _check_range(shape.volume - 1, dtype)

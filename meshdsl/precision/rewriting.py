@@ -64,6 +64,13 @@ def with_precision(
         ValueError: the rules are malformed; or, when called: a rule applies to no product (nearest
             names shown), or changes none of those; equally long rules disagree about one; or
             `names` are not as many as the positional arguments.
+
+    Examples:
+        >>> def layer(mlp, x):
+        ...     return md.einsum(x, mlp, over="embed")
+        >>> mlp, x = md.named([1024.0, 0.0], ["embed"]), md.named([1.00390625, 1.0], ["embed"])
+        >>> print(layer(mlp, x), md.with_precision(layer, "mlp:bf16")(mlp, x))
+        f32[] 1028. f32[] 1024.
     """
     rules = Precision.of(precision)
     if not rules.rules:

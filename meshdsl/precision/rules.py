@@ -113,6 +113,13 @@ class Precision:
 
     Raises:
         ValueError: two rules have one scope.
+
+    Examples:
+        >>> precision = md.Precision.parse("mlp:fp8, attention:bf16")
+        >>> print(precision)
+        mlp:fp8,attention:bf16
+        >>> precision.rules[0]
+        Rule(scope='mlp', form='fp8')
     """
 
     rules: tuple[Rule, ...] = ()

@@ -47,6 +47,21 @@ def inspect(
     Args:
         x: an array; or a spec, to see where a program would have such a tensor.
         mesh, layout: for a spec: the mesh and the layout, as in `md.jit`.
+
+    Raises:
+        ValueError: malformed mesh or layout; an axis that the mesh lacks.
+
+    Examples:
+        >>> x = md.spec(md.dims(batch=8, embed=4))
+        >>> print(md.inspect(x, "data:2,model:2", "batch:data"))
+        f32[batch=8, embed=4]
+        on data:2 model:2: batch:data, 64 bytes per device
+        2 replicas of each block, over model
+        ┌───────────┬─────────────┐
+        │ batch 0–3 │ devices 0 1 │
+        ├───────────┼─────────────┤
+        │ batch 4–7 │ devices 2 3 │
+        └───────────┴─────────────┘
     """
     if isinstance(x, Spec):
         own_mesh = Mesh.of(mesh)

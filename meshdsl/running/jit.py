@@ -25,7 +25,6 @@ from typing import (
 )
 
 import jax
-import numpy as np
 
 from meshdsl.layouts.mesh import Mesh, MeshLike
 from meshdsl.ops.control.body import results_of
@@ -44,12 +43,13 @@ from meshdsl.running.runnable import (
     lowered,
     lowering_of,
     need_numbers,
+    with_numbers,
 )
 from meshdsl.tensors import mirrors
 from meshdsl.tensors.dims import STEPS, Dimension, did_you_mean
 from meshdsl.tensors.dtypes import short
 from meshdsl.tensors.idioms import answered
-from meshdsl.tensors.named_array import NamedArray, need_every_dim, number
+from meshdsl.tensors.named_array import NamedArray, need_every_dim
 from meshdsl.tensors.signature import Signature, paths_of, taking_leaves
 from meshdsl.tracing.graph import Graph
 from meshdsl.tracing.source import definition
@@ -160,6 +160,13 @@ def jit(
         ValueError: `function` is no function, the mesh or layout is malformed, the backend or a
             parameter in `donate` is unknown, `steps_per_call` is less than 1, or it is more than 1
             with `check_finite`.
+
+    Examples:
+        >>> mesh, layout = "data:2,model:2", "batch:data; d_ff:model"
+        >>> product = md.jit(lambda x, w: md.einsum(x, w, over="embed"), mesh, layout)
+        >>> y = product(md.ones(md.dims(batch=8, embed=4)), md.ones(md.dims(embed=4, d_ff=6)))
+        >>> print(y.dims, y.layout)
+        [batch=8, d_ff=6] batch:data; d_ff:model
     """
     rest = mesh, layout, backend, donate, check_finite, options, steps_per_call, placement
 
@@ -207,6 +214,12 @@ class Jitted(Generic[P, R]):
     """A function with its mesh and layout; see `jit`.
 
     It has the name, the docstring and the signature of the function.
+
+    Examples:
+        >>> tanh = md.jit(md.tanh, mesh="data:2", layout="batch:data")
+        >>> y = tanh(md.zeros(md.dims(batch=4)))
+        >>> tanh
+        <md.jit of tanh(x): mesh='data:2', layout='batch:data', backend='jax', 1 program compiled>
     """
 
     __name__: str
@@ -426,34 +439,9 @@ class Jitted(Generic[P, R]):
         try:
             avals = tuple([(leaf.dims, leaf.dtype) for leaf in leaves])
         except AttributeError:
-            leaves = self._name_scalars(leaves, tree)
+            leaves = with_numbers(self.name, leaves, tree)
             avals = tuple([(leaf.dims, leaf.dtype) for leaf in leaves])
         return bare(leaves), Signature(tree, avals)
-
-    def _name_scalars(self, leaves: list[Any], tree: Any) -> list[Any]:
-        """Returns leaves with arrays for plain numbers, which stand for tensors without dims.
-
-        Raises:
-            ValueError: other leaves have no dim names; the message lists all of them.
-        """
-        result, problems = [], []
-        for leaf, path in zip(leaves, paths_of(tree), strict=True):
-            if is_leaf(leaf):
-                result.append(leaf)
-            elif isinstance(leaf, bool | int | float | np.generic):
-                result.append(number(leaf))
-            elif hasattr(leaf, "shape"):
-                what = f"{type(leaf).__name__}{list(leaf.shape)}"
-                problems.append(f"  {path}: {what} has no dim names; use md.named(array, dims)")
-            else:
-                what = f"{type(leaf).__name__} is no array and no tree of arrays"
-                problems.append(
-                    f"  {path}: {what}; use md.named(array, dims) for arrays, and a md.Module, "
-                    "dict, list or tuple for what holds them"
-                )
-        if problems:
-            raise ValueError("\n".join([f"{self.name}: arguments without names:", *problems]))
-        return result
 
     @paused()
     def _trace(self, signature: Signature) -> tuple[Graph, Any]:

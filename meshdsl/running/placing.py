@@ -26,6 +26,11 @@ def place(tree: Any, mesh: MeshLike, layout: LayoutLike = "") -> Any:
     Raises:
         ValueError: malformed mesh or layout, an unknown axis, two dims of one array on one axis, or
             fewer devices than the mesh has.
+
+    Examples:
+        >>> x = md.place(md.ones(md.dims(batch=8, embed=4)), "data:2,model:2", "batch:data")
+        >>> print(x.layout, (x * 2.0).layout)
+        batch:data batch:data
     """
     from meshdsl.lowering.backends import load_on_jax
 

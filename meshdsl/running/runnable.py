@@ -16,7 +16,7 @@ from meshdsl.running.finite import watched
 from meshdsl.tensors import mirrors
 from meshdsl.tensors.cuts import Cuts
 from meshdsl.tensors.module import path_of
-from meshdsl.tensors.named_array import NamedArray, Spec
+from meshdsl.tensors.named_array import NamedArray, Spec, number
 from meshdsl.tensors.signature import Signature, paths_of
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Aval, Graph
@@ -188,6 +188,36 @@ def bare(arrays: Sequence[Any]) -> list[Any]:
 def is_leaf(value: Any) -> bool:
     """Whether a value is a tensor, or stands for one."""
     return isinstance(value, Tensor | Spec)
+
+
+def with_numbers(name: str, leaves: list[Any], tree: Any) -> list[Any]:
+    """Returns leaves with arrays for plain numbers, which stand for tensors without dims.
+
+    Args:
+        name: of the function, for errors.
+        tree: the structure of its arguments, which the leaves are of.
+
+    Raises:
+        ValueError: other leaves have no dim names; the message lists all of them.
+    """
+    result, problems = [], []
+    for leaf, path in zip(leaves, paths_of(tree), strict=True):
+        if is_leaf(leaf):
+            result.append(leaf)
+        elif isinstance(leaf, bool | int | float | np.generic):
+            result.append(number(leaf))
+        elif hasattr(leaf, "shape"):
+            what = f"{type(leaf).__name__}{list(leaf.shape)}"
+            problems.append(f"  {path}: {what} has no dim names; use md.named(array, dims)")
+        else:
+            what = f"{type(leaf).__name__} is no array and no tree of arrays"
+            problems.append(
+                f"  {path}: {what}; use md.named(array, dims) for arrays, and a md.Module, "
+                "dict, list or tuple for what holds them"
+            )
+    if problems:
+        raise ValueError("\n".join([f"{name}: arguments without names:", *problems]))
+    return result
 
 
 def need_numbers(name: str, leaves: Sequence[Any], signature: Signature) -> None:

@@ -29,6 +29,13 @@ class Dimension:
 
     Raises:
         ValueError: the name is not an identifier, or the size is not a positive integer.
+
+    Examples:
+        >>> batch = md.Dimension("batch", 8)
+        >>> print(batch, batch.name, batch.size)
+        batch=8 batch 8
+        >>> batch is md.Dimension("batch", 8)  # one object for one name and size
+        True
     """
 
     name: str
@@ -70,6 +77,13 @@ class Shape(tuple[Dimension, ...]):
 
     Raises:
         ValueError: one name occurs twice.
+
+    Examples:
+        >>> shape = md.Shape(md.dims(batch=8, embed=4))
+        >>> print(shape, shape.sizes, shape.volume)
+        [batch=8, embed=4] (8, 4) 32
+        >>> shape.get("embed")
+        Dimension(name='embed', size=4)
     """
 
     __slots__ = ()

@@ -16,7 +16,16 @@ from meshdsl.late import late
 
 
 def static(**kwargs: Any) -> Any:
-    """Declares a field that is part of the structure, not a child: `heads: int = md.static()`."""
+    """Declares a field that is part of the structure, not a child: `heads: int = md.static()`.
+
+    Examples:
+        >>> class Scaled(md.Module):
+        ...     weight: md.Tensor
+        ...     factor: float = md.static(default=0.5)
+        >>> layer = Scaled(md.named([2.0, 4.0], ["embed"]))
+        >>> print(md.jit(lambda layer: layer.weight * layer.factor)(layer))
+        f32[embed=2] [1. 2.]
+    """
     return dataclasses.field(metadata={"static": True}, **kwargs)
 
 

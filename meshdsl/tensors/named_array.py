@@ -54,6 +54,14 @@ class NamedArray(Tensor):
         dims: the dims, in the order of `data`'s.
         cuts: how dims are cut into padded blocks; `()` for data without pads. Results of programs
             have zeros in pads, but an argument that is returned keeps its own.
+
+    Examples:
+        >>> x = md.named([[1.0, 2.0], [3.0, 4.0]], ["row", "column"])
+        >>> print(x + md.named([10.0, 20.0], ["row"]))  # operands meet by name
+        f32[row=2, column=2] [[11. 12.]
+         [23. 24.]]
+        >>> np.asarray(x.sum("column"))
+        array([3., 7.], dtype=float32)
     """
 
     __slots__ = ("cuts", "data", "dims")
@@ -198,7 +206,15 @@ _NO_DIMS = Shape()
 
 
 class Spec:
-    """The dims and dtype of an argument, without data; made by `spec`."""
+    """The dims and dtype of an argument, without data; made by `spec`.
+
+    Examples:
+        >>> x = md.spec(md.dims(batch=8, embed=4), "bfloat16")
+        >>> x
+        bf16[batch=8, embed=4]
+        >>> x.dims.names
+        ('batch', 'embed')
+    """
 
     __slots__ = ("dims", "dtype")
 
@@ -227,6 +243,15 @@ def named(data: Any, dims: DimsLike) -> NamedArray:
     Raises:
         ValueError: count or sizes do not fit (the error names every misfit), or the data are no
             numbers.
+
+    Examples:
+        >>> x = md.named([[1.0, 2.0], [3.0, 4.0]], ["row", "column"])
+        >>> print(x)
+        f32[row=2, column=2] [[1. 2.]
+         [3. 4.]]
+        >>> md.named([[1, 2, 3]], ["row", md.Dimension("column", 2)])
+        Traceback (most recent call last):
+        ValueError: named: dim 1 of the data has size 3, but column=2 was given
     """
     if not hasattr(data, "shape") or not hasattr(data, "dtype"):
         data = _plain(data)
@@ -315,6 +340,11 @@ def spec(dims: DimsLike, dtype: Any = "float32") -> Spec:
 
     Raises:
         ValueError: a dim is given by name only, or the dtype is unknown.
+
+    Examples:
+        >>> x = md.spec(md.dims(batch=8, embed=4))
+        >>> md.jit(md.tanh).lower(x).peak_bytes  # x and the result, 128 bytes each; nothing runs
+        256
     """
     listed = as_list(dims)
     unsized = [dim for dim in listed if not isinstance(dim, Dimension)]

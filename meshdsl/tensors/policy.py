@@ -18,6 +18,17 @@ class Policy:
     """Dtypes of parameters at rest, of computation, and of results.
 
     `Policy.parse("params=float32,compute=bfloat16,output=float32")` or a single dtype for all.
+
+    Raises:
+        ValueError: a dtype is unknown, or not floating-point.
+
+    Examples:
+        >>> policy = md.Policy.parse("params=float32,compute=bfloat16")
+        >>> policy.params.name, policy.compute.name, policy.output.name
+        ('float32', 'bfloat16', 'float32')
+        >>> x = md.jit(policy.to_compute)(md.ones([md.Dimension("embed", 4)]))
+        >>> print(x)
+        bf16[embed=4] [1 1 1 1]
     """
 
     params: Any = "float32"

@@ -31,6 +31,17 @@ class Tensor(Idioms):
         shape: the same.
         dtype: the dtype of its elements.
         source: the user's line that made it; `UNKNOWN` for arrays.
+
+    Examples:
+        >>> @md.jit
+        ... def scaled(x: md.Tensor, by: md.Tensor) -> md.Tensor:
+        ...     print(isinstance(x, md.Tensor), x.dims)
+        ...     return x * by
+        >>> x = md.ones(md.dims(batch=2, embed=3))
+        >>> print(isinstance(x, md.Tensor), scaled(x, md.named([1.0, 2.0], ["batch"])))
+        True [batch=2, embed=3]
+        True f32[batch=2, embed=3] [[1. 1. 1.]
+         [2. 2. 2.]]
     """
 
     __slots__ = ()

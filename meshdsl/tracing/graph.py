@@ -29,7 +29,17 @@ Linear = Callable[["Operation"], tuple[int, ...]]
 
 
 class TracedTensor(Tensor):
-    """A named tensor of a traced program; it has dims and a dtype, never data."""
+    """A named tensor of a traced program; it has dims and a dtype, never data.
+
+    Examples:
+        >>> @md.jit
+        ... def double(x):
+        ...     print(x, type(x) is md.TracedTensor)
+        ...     return x * 2.0
+        >>> double(md.named([1.0, 2.0], ["embed"])).data
+        f32[embed=2] True
+        Array([2., 4.], dtype=float32)
+    """
 
     __slots__ = ("dtype", "shape", "source", "trace")
     dtype: np.dtype
@@ -285,6 +295,12 @@ class Graph:
         names: paths of tensors inside, as lowering reads them off `md.name`.
         notes: facts about the program for the user, shown in reports.
         derived: graphs that passes made of this one, by their name; replaced graphs start without.
+
+    Examples:
+        >>> x = md.spec(md.dims(batch=8, embed=4))
+        >>> graph = md.jit(lambda x: md.sum(x * 2.0, "embed")).trace(x)
+        >>> print([operation.name for operation in graph.operations], graph.input_paths)
+        ['full', 'multiply', 'sum'] ('x',)
     """
 
     inputs: tuple[Tensor, ...]

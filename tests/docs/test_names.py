@@ -11,7 +11,12 @@ import meshdsl as md
 from docs.making import reference
 
 # Pages of the reference on which every name has an example.
-SHOWN: tuple[str, ...] = ()
+SHOWN: tuple[str, ...] = (
+    "tensors",
+    "programs",
+    "control",
+    "gradients",
+)
 NAMES = [pair for page in reference.order() for pair in reference.names_of(page)]
 _PARSER = doctest.DocTestParser()
 _FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS

@@ -63,6 +63,14 @@ def from_jax(function: Callable[..., Any], names: Names = None) -> FromJax:
     Raises:
         ValueError: `function` is no function; when called: names that fit no argument or no rank,
             two names of one dim (both uses are shown), or a primitive that has no translation.
+
+    Examples:
+        >>> def layer(x, w):
+        ...     return x @ w
+        >>> program = md.from_jax(layer, names={"x": "batch embed", "w": "_ d_ff"})
+        >>> x, w = program.named(np.ones((8, 4), "float32"), np.ones((4, 6), "float32"))
+        >>> print(w.dims, md.jit(program, "data:2,model:2", "batch:data; d_ff:model")(x, w).layout)
+        [embed=4, d_ff=6] batch:data; d_ff:model
     """
     if not callable(function):
         raise ValueError(f"from_jax converts a function, not {function!r}")

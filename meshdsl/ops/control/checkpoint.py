@@ -57,6 +57,14 @@ def checkpoint(
 
     Raises:
         ValueError: when called: nothing in `function` has one of the names.
+
+    Examples:
+        >>> def layer(x):
+        ...     return md.sum(md.sin(md.name(md.sin(x), "inner")))
+        >>> x = md.named([0.5, 1.0], ["embed"])
+        >>> gradient = md.grad(md.checkpoint(layer, keep=["inner"]))(x)
+        >>> np.allclose(gradient, md.grad(layer)(x))
+        True
     """
     keep = (keep,) if isinstance(keep, str) else tuple(keep)
 
@@ -82,6 +90,11 @@ def name(x: Tensor, name: str) -> Tensor:
     """Returns x, under a name for `md.checkpoint(..., keep=[name])`.
 
     x = md.name(md.attention(q, k, v, over="memory_length"), "attention_out")
+
+    Examples:
+        >>> layer = md.checkpoint(lambda x: md.sum(md.name(x * x, "square") ** 2), keep=["square"])
+        >>> print(md.grad(layer)(md.named([1.0, 2.0], ["embed"])))
+        f32[embed=2] [ 4. 32.]
     """
     return bind_one(NAME, (x,), {"name": name})
 

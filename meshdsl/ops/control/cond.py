@@ -50,6 +50,11 @@ def cond(
     Raises:
         ValueError: the predicate is no bool scalar, or the results differ; it names all
             differences.
+
+    Examples:
+        >>> x = md.named([1.0, 2.0], ["embed"])
+        >>> print(md.cond(md.sum(x) > 2.0, lambda x: x * 10.0, lambda x: x, x))
+        f32[embed=2] [10. 20.]
     """
     with reported_as("cond"):
         predicate = as_tensor(predicate)

@@ -43,6 +43,14 @@ def custom_gradient(function: Callable) -> Callable:
     Raises:
         ValueError: when called: the function returns no such pair, or `backward` returns other
             trees, dims or dtypes; when differentiated: by a tensor that is no argument.
+
+    Examples:
+        >>> @md.custom_gradient
+        ... def limited(x):
+        ...     return x, lambda g: md.clip(g, -1.0, 1.0)
+        >>> x = md.named([0.25, 3.0], ["embed"])
+        >>> print(md.grad(lambda x: md.sum(limited(x) ** 2))(x))
+        f32[embed=2] [0.5 1. ]
     """
 
     @at_once

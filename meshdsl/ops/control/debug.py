@@ -41,6 +41,14 @@ def print(*values: Any) -> None:
 
     Raises:
         ValueError: not as many values as there are `{}`.
+
+    Examples:
+        >>> @md.jit
+        ... def total(x):
+        ...     md.print("x {} has the sum {}", x, md.sum(x))
+        ...     return x
+        >>> y = total(md.named([1.0, 2.0], ["embed"]))
+        x f32[embed=2] [1. 2.] has the sum 3
     """
     template, rest = "", list(values)
     if rest and isinstance(rest[0], str) and "{}" in rest[0]:
@@ -148,6 +156,17 @@ def check_finite(tree: Any) -> Any:
 
     Raises:
         FloatingPointError: when the program runs: see above.
+
+    Examples:
+        >>> inverse = md.jit(lambda x: md.check_finite(1.0 / x))
+        >>> print(inverse(md.named([2.0, 4.0], ["batch"])))
+        f32[batch=2] [0.5  0.25]
+        >>> inverse(md.named([0.0, 4.0], ["batch"]))
+        Traceback (most recent call last):
+        FloatingPointError: check_finite: f32[batch=2] is not finite
+          at ...
+          first made by divide, of finite operands: 1 infinite of 2 values in f32[batch=2]
+          ...
     """
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_array)
     tensors = [as_tensor(leaf) for leaf in leaves]

@@ -33,6 +33,19 @@ class Partition:
         whole: dims that are not split; give these or `split`. All others that results have are.
         sums: dims that the operation sums over, so that results are partial sums. Pads along
             them are zeros.
+
+    Examples:
+        >>> swap = md.primitive(
+        ...     "swap",
+        ...     shape=lambda x: x.dims,
+        ...     emitters={"jax": lambda x: x[:, ::-1]},
+        ...     partition=md.Partition(whole="embed"),
+        ... )
+        >>> x = md.named([[1.0, 2.0], [3.0, 4.0]], ["batch", "embed"])
+        >>> y = md.jit(swap, mesh="data:2,model:2", layout="batch:data; embed:model")(x)
+        >>> print(y)
+        f32[batch=2, embed=2] [[2. 1.]
+         [4. 3.]]
     """
 
     split: DimsLike | None = None
@@ -181,6 +194,18 @@ def primitive(
     Raises:
         ValueError: an unknown backend, or `partition` and `rule` together; when called: what
             `shape` raises; when compiled: an emitter returns other shapes or dtypes.
+
+    Examples:
+        >>> scaled = md.primitive(
+        ...     "scaled",
+        ...     shape=lambda x, *, by: x.shape,
+        ...     emitters={"jax": lambda x, *, by: x * by},
+        ...     gradient=lambda g, y, x, *, by: scaled(g, by=by),
+        ...     partition=md.Partition(whole=()),
+        ... )
+        >>> x = md.named([1.0, 2.0], ["embed"])
+        >>> print(scaled(x, by=3.0), md.grad(lambda x: md.sum(scaled(x, by=3.0)))(x))
+        f32[embed=2] [3. 6.] f32[embed=2] [3. 3.]
     """
     for backend in emitters:
         if backend not in BACKENDS:
@@ -237,6 +262,15 @@ def local(
     Raises:
         ValueError: a dim is unknown, or `split` names one that a result lacks; when compiled: the
             function returns other shapes or dtypes.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> x = md.named([[1.0, 2.0], [3.0, 4.0]], ["batch", "embed"])
+        >>> print(md.local(lambda x: jnp.cumsum(x, 1), x, out=x.dims, split="batch"))
+        f32[batch=2, embed=2] [[1. 3.]
+         [3. 7.]]
+        >>> print(md.local(lambda x: jnp.sum(x, 0), x, out=["embed"], sums="batch"))
+        f32[embed=2] [4. 6.]
     """
     tensors = [as_tensor(x) for x in inputs]
     if not tensors:

@@ -58,6 +58,12 @@ def scan(
 
     Raises:
         ValueError: an x lacks `dim`, or the carry changes its tree, dims or dtypes.
+
+    Examples:
+        >>> x = md.named([1.0, 2.0, 3.0], ["length"])
+        >>> last, sums = md.scan(lambda sum, x: (sum + x, sum + x), md.zeros([]), x, dim="length")
+        >>> print(last, sums)
+        f32[] 6. f32[length=3] [1. 3. 6.]
     """
     return _scan("scan", body, carry, xs, dim, reverse)
 
@@ -81,6 +87,11 @@ def map(function: Callable[[X], Y], xs: X, dim: DimLike) -> Y:
 
     Raises:
         ValueError: an x lacks `dim`, or a result has it already.
+
+    Examples:
+        >>> x = md.named([[1.0, 2.0], [3.0, 4.0]], ["heads", "length"])
+        >>> print(md.map(lambda row: md.sum(row * row, "length"), x, dim="heads"))
+        f32[heads=2] [ 5. 25.]
     """
     return _scan("map", lambda carry, x: (carry, function(x)), (), xs, dim, False)[1]
 

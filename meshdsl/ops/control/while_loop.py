@@ -47,6 +47,11 @@ def while_loop(condition: Callable[[C], Any], body: Callable[[C], C], carry: C) 
 
     Raises:
         ValueError: the condition is no bool scalar, or the carry changes; it names all problems.
+
+    Examples:
+        >>> x = md.named([3.0, 5.0], ["embed"])
+        >>> print(md.while_loop(lambda x: md.sum(x) > 1.0, lambda x: x * 0.5, x))
+        f32[embed=2] [0.375 0.625]
     """
     with reported_as("while_loop"):
         start, tree = leaves_of(carry)

@@ -47,6 +47,17 @@ def show(
     Raises:
         ValueError: malformed mesh or layout; a layout without a mesh, or a mesh without a layout;
             an axis that the mesh lacks.
+
+    Examples:
+        >>> class Mlp(md.Module):
+        ...     w_in: md.Tensor
+        ...     w_out: md.Tensor
+        >>> embed, d_ff = md.dims(embed=4, d_ff=8)
+        >>> mlp = Mlp(md.spec([embed, d_ff]), md.spec([d_ff, embed]))
+        >>> print(md.show(mlp, "d_ff:model", mesh="model:2"))
+        2 arrays, 64 elements, 256 B; on model:2, a device holds 128 B
+        params/w_in   f32[embed=4, d_ff=4/8]  64 B of 128 B  d_ff:model
+        params/w_out  f32[d_ff=4/8, embed=4]  64 B of 128 B  d_ff:model
     """
     if layout is None and mesh is None:
         return Shown(trees.tree(tree, path=path))
