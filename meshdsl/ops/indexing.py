@@ -177,6 +177,14 @@ def take(table: Tensor, indices: Tensor | int, dim: DimLike) -> Tensor:
     Raises:
         ValueError: the indices are not integers, the table lacks `dim`, another dim that both
             have differs in size, or two dims of one size have names that differ by a slip.
+
+    Examples:
+        >>> embedding = md.named([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]], ["vocab", "embed"])
+        >>> print(md.take(embedding, md.named([2, 0], ["length"]), "vocab"))
+        f32[length=2, embed=2] [[4. 5.]
+         [0. 1.]]
+        >>> print(md.take(embedding, md.named([2, 0], ["embed"]), "vocab"))
+        f32[embed=2] [4. 1.]
     """
     indices = as_tensor(indices)
     if table.dtype == np.bool_:  # looked up as numbers, which can be summed
@@ -199,6 +207,13 @@ def take_along(x: Tensor, indices: Tensor, dim: DimLike) -> Tensor:
 
     Raises:
         ValueError: the indices lack `dim`; both have a dim that the other lacks; or as for `take`.
+
+    Examples:
+        >>> x = md.named([[1, 2, 3], [4, 5, 6]], ["batch", "length"])
+        >>> last_first = md.named([[2, 0], [2, 0]], ["batch", "length"])
+        >>> print(md.take_along(x, last_first, "length"))
+        s32[batch=2, length=2] [[3 1]
+         [6 4]]
     """
     name = x.shape.get(dim).name
     if indices.shape.find(name) is None:
@@ -233,6 +248,12 @@ def scatter(
         ValueError: an unknown mode, indices that are not integers, updates of another dtype or
             with other dims, dims that differ in size, or by a slip in their names, or 2**31 updates
             or more of one element with "set".
+
+    Examples:
+        >>> x = md.named([0.0, 0.0, 0.0, 0.0], ["vocab"])
+        >>> tokens = md.named([1, 3, 1], ["length"])
+        >>> print(md.scatter(x, tokens, 1.0, "vocab", mode="add"))
+        f32[vocab=4] [0. 2. 0. 1.]
     """
     if mode not in ("set", *_SCATTERS):
         raise ValueError(f"unknown mode {mode!r}; choose one of set, {', '.join(_SCATTERS)}")
@@ -320,7 +341,16 @@ def _distinct(indices: Tensor, name: str) -> bool:
 def one_hot(indices: Tensor | int, dim: Dimension, dtype: Any = "float32") -> Tensor:
     """Returns 1 where `dim`'s index equals the value of `indices`, else 0: [*indices, dim].
 
-    `md.one_hot(labels, vocab)`.
+    Raises:
+        ValueError: the indices are not integers, or have the dim with another size; or `dim` has no
+            size.
+
+    Examples:
+        >>> labels = md.named([2, 0, 7], ["batch"])
+        >>> print(md.one_hot(labels, md.Dimension("vocab", 3)))
+        f32[batch=3, vocab=3] [[0. 0. 1.]
+         [1. 0. 0.]
+         [0. 0. 0.]]
     """
     indices = as_tensor(indices)
     _need_integers(indices)

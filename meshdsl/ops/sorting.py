@@ -65,6 +65,15 @@ def sort(x: Tensor, dim: DimLike, descending: bool = False) -> Tensor:
 
     NaN comes last, descending first. A split dim is gathered, or moved by an all_to_all where
     another dim can be split instead.
+
+    Raises:
+        ValueError: x lacks the dim, or is complex.
+
+    Examples:
+        >>> scores = md.named([[3.0, 1.0, 2.0], [4.0, 6.0, 5.0]], ["batch", "length"])
+        >>> print(md.sort(scores, "length", descending=True))
+        f32[batch=2, length=3] [[3. 2. 1.]
+         [6. 5. 4.]]
     """
     return _sorted(x, dim, descending)[0]
 
@@ -73,9 +82,17 @@ def sort(x: Tensor, dim: DimLike, descending: bool = False) -> Tensor:
 def argsort(x: Tensor, dim: DimLike, descending: bool = False) -> Tensor:
     """Returns the s32 indices that sort x along a dim, by `md.take_along(x, indices, dim)`.
 
-    `md.argsort(x, "length")`.
-
     Equal elements keep their order, descending as well.
+
+    Raises:
+        ValueError: x lacks the dim, or is complex.
+
+    Examples:
+        >>> scores = md.named([3.0, 1.0, 2.0], ["length"])
+        >>> print(md.argsort(scores, "length"))
+        s32[length=3] [1 2 0]
+        >>> print(md.take_along(scores, md.argsort(scores, "length"), "length"))
+        f32[length=3] [1. 2. 3.]
     """
     return _sorted(x, dim, descending)[1]
 
@@ -92,6 +109,16 @@ def top_k(x: Tensor, k: int, dim: DimLike, into: DimLike) -> tuple[Tensor, Tenso
 
     Raises:
         ValueError: k is not from 1 to the size of the dim, or x has another dim called `into`.
+
+    Examples:
+        >>> scores = md.named([[1.0, 3.0, 2.0], [6.0, 4.0, 5.0]], ["token", "experts"])
+        >>> values, indices = md.top_k(scores, 2, "experts", into="choice")
+        >>> print(values)
+        f32[token=2, choice=2] [[3. 2.]
+         [6. 5.]]
+        >>> print(indices)
+        s32[token=2, choice=2] [[1 2]
+         [0 2]]
     """
     dim = x.shape.get(dim)
     if not 1 <= k <= dim.size:
@@ -108,12 +135,15 @@ def top_k(x: Tensor, k: int, dim: DimLike, into: DimLike) -> tuple[Tensor, Tenso
 def nth_largest(x: Tensor, n: int, dim: DimLike) -> Tensor:
     """Returns the n-th largest element along a dim, counting from 0: the maximum is number 0.
 
-    `md.nth_largest(x, 2, "length")`.
-
     NaN is the largest. Equal elements count one by one.
 
     Raises:
         ValueError: n is not below the size of the dim.
+
+    Examples:
+        >>> x = md.named([[4.0, 1.0, 3.0], [2.0, 2.0, 5.0]], ["batch", "length"])
+        >>> print(md.nth_largest(x, 1, "length"))
+        f32[batch=2] [3. 2.]
     """
     along = x.shape.get(dim)
     if not 0 <= n < along.size:

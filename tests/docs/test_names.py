@@ -16,6 +16,9 @@ SHOWN: tuple[str, ...] = (
     "programs",
     "control",
     "gradients",
+    "dims",
+    "reductions",
+    "products",
 )
 NAMES = [pair for page in reference.order() for pair in reference.names_of(page)]
 _PARSER = doctest.DocTestParser()

@@ -161,6 +161,14 @@ def attention(
 
     Raises:
         ValueError: a dim is missing, k, v or a mask has one that q lacks, or dtypes do not fit.
+
+    Examples:
+        >>> q = md.named([[1.0], [1.0]], ["length", "kv"])
+        >>> k = md.named([[0.0], [0.0]], ["memory_length", "kv"])
+        >>> v = md.named([[2.0], [4.0]], ["memory_length", "kv"])
+        >>> print(md.attention(q, k, v, over="memory_length", causal=True))
+        f32[length=2, kv=1] [[2.]
+         [3.]]
     """
     _check_features(q, features)
     memory, contracted = k.shape.get(over), q.shape.get(features)

@@ -108,6 +108,12 @@ def conv(
     Raises:
         ValueError: a dim that is missing, sizes that do not match, groups that do not divide, or
             filters that reach further than x, so that nothing is left.
+
+    Examples:
+        >>> x = md.named([1.0, 2.0, 4.0, 8.0], ["width"])
+        >>> difference = md.named([-1.0, 1.0], ["filter_width"])
+        >>> print(md.conv(x, difference, {"width": "filter_width"}, padding="valid"))
+        f32[width=3] [1. 2. 4.]
     """
     x, channels = _called_as_in(x, in_dim)
     pairs = by_name(spatial, "spatial", '{"height": "filter_height"}')
@@ -141,6 +147,12 @@ def conv_transpose(
 
     Raises:
         ValueError: as for `md.conv`.
+
+    Examples:
+        >>> x = md.named([1.0, 10.0], ["width"])
+        >>> filters = md.named([1.0, 2.0], ["filter_width"])
+        >>> print(md.conv_transpose(x, filters, {"width": "filter_width"}, strides=2))
+        f32[width=4] [ 1.  2. 10. 20.]
     """
     x, channels = _called_as_in(x, in_dim)
     pairs = by_name(spatial, "spatial", '{"height": "filter_height"}')

@@ -74,6 +74,15 @@ def einsum(*tensors: Tensor, out: DimsLike | None = None, over: DimsLike | None 
             shown); one name with two sizes; dtypes that differ; dims of one size whose names
             differ by a slip, such as `embed` and `emebd`, unless `out` or `over` has both; a dim
             to sum over that one of several operands has alone.
+
+    Examples:
+        >>> x = md.named([[1.0, 2.0], [3.0, 4.0]], ["batch", "embed"])
+        >>> w = md.named([1.0, 10.0], ["embed"])
+        >>> print(md.einsum(x, w, over="embed"))
+        f32[batch=2] [21. 43.]
+        >>> print(md.einsum(x, x.rename(batch="other"), out=["other", "batch"]))
+        f32[other=2, batch=2] [[ 5. 11.]
+         [11. 25.]]
     """
     if not tensors:
         raise ValueError("needs at least one tensor")

@@ -97,6 +97,13 @@ def grouped_einsum(
             dim that no operand has (nearest names shown); sizes or dtypes that differ; dims of one
             size whose names differ by a slip, unless `out` or `over` has both; `group` has no
             integers.
+
+    Examples:
+        >>> x = md.named([[1.0], [2.0], [3.0]], ["token", "embed"])
+        >>> w = md.named([[10.0], [100.0]], ["experts", "embed"])
+        >>> expert = md.named([0, 1, 1], ["token"])
+        >>> print(md.grouped_einsum(x, w, expert, "experts", over="embed"))
+        f32[token=3] [ 10. 200. 300.]
     """
     count = w.shape.get(dim)
     problems = [

@@ -16,7 +16,7 @@ import numpy as np
 from meshdsl.ops.creation import as_tensor
 from meshdsl.ops.elementwise.arithmetic import cast
 from meshdsl.ops.operation import operation
-from meshdsl.ops.reductions.reduction import need_float
+from meshdsl.ops.reductions.reduction import need_float, need_order
 from meshdsl.ops.shapes.windows import ByDim, Padding, PerDim, by_name, per_dim, slides
 from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tensors.dtypes import accumulator, rounding
@@ -99,8 +99,18 @@ def max_pool(
         padding, dilation: as for `md.conv`; padding is never the maximum.
 
     Raises:
-        ValueError: a dim that x lacks, a window larger than x, or one that sees nothing of x.
+        ValueError: a dim that x lacks, a window larger than x, or one that sees nothing of x; or x
+            is bool or complex.
+
+    Examples:
+        >>> image = md.named([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]], ["height", "width"])
+        >>> print(md.max_pool(image, {"width": 2}))
+        f32[height=2, width=2] [[2. 4.]
+         [6. 8.]]
+        >>> print(md.max_pool(image, {"height": 2, "width": 2}))
+        f32[height=1, width=2] [[6. 8.]]
     """
+    need_order(x)
     sliding, sizes, out = _windows(x, window, strides, padding, dilation)
     return bind_one(WINDOW_MAX, (x,), {"slides": sliding, "sizes": sizes, "out": out})
 
@@ -125,6 +135,13 @@ def avg_pool(
 
     Raises:
         ValueError: as for `md.max_pool`; or x is not floating-point.
+
+    Examples:
+        >>> x = md.named([2.0, 4.0, 9.0], ["width"])
+        >>> print(md.avg_pool(x, {"width": 3}, strides=1, padding="same"))
+        f32[width=3] [3.  5.  6.5]
+        >>> print(md.avg_pool(x, {"width": 3}, strides=1, padding="same", count_pads=True))
+        f32[width=3] [2.     5.     4.3333]
     """
     need_float(x)
     sliding, sizes, out = _windows(x, window, strides, padding, dilation)

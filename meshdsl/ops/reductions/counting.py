@@ -27,7 +27,13 @@ from meshdsl.tracing.trace import bind_one
 def count_nonzero(x: Tensor, over: DimsLike | None = None) -> Tensor:
     """Returns how many elements over some dims, or over all, are true or not zero, as s32.
 
-    `md.count_nonzero(mask, "length")`.
+    Raises:
+        ValueError: x lacks a dim.
+
+    Examples:
+        >>> x = md.named([[0, 1, 2], [0, 0, 3]], ["batch", "length"])
+        >>> print(md.count_nonzero(x, over="length"))
+        s32[batch=2] [2 1]
     """
     true = x if x.dtype == np.bool_ else x != 0
     return sum(cast(true, "int32"), over)
@@ -50,6 +56,11 @@ def bincount(
     Raises:
         ValueError: the weights and the indices each have a dim that the other lacks; or as for
             `segment_sum`.
+
+    Examples:
+        >>> expert = md.named([0, 2, 2, 7], ["token"])
+        >>> print(md.bincount(expert, md.Dimension("experts", 3)))
+        s32[experts=3] [1 0 2]
     """
     if weights is None:
         return segment_sum(ones(indices.shape, "int32"), indices, into, over)
@@ -76,6 +87,16 @@ def searchsorted(
 
     Returns:
         The number of elements before each value; NaN belongs to the NaNs at the end.
+
+    Raises:
+        ValueError: an unknown side; no `dim` for a tensor with several or none; values that have
+            the dim as well; or dtypes that differ.
+
+    Examples:
+        >>> edges = md.named([1.0, 2.0, 3.0], ["edge"])
+        >>> x = md.named([0.5, 2.0, 9.0], ["length"])
+        >>> print(md.searchsorted(edges, x), md.searchsorted(edges, x, side="right"))
+        s32[length=3] [0 1 3] s32[length=3] [0 2 3]
     """
     if side not in ("left", "right"):
         raise ValueError(f"side must be 'left' or 'right', not {side!r}")
@@ -108,6 +129,15 @@ def histogram(
 
     Returns:
         s32 counts, with `into` where the first of the dims counted along stood.
+
+    Raises:
+        ValueError: fewer than two edges; edges with several dims, of another dtype than x, or that
+            the dtype of x would round; or an `into` of another size than the bins.
+
+    Examples:
+        >>> x = md.named([0.1, 0.2, 0.7, 1.0, 9.0], ["length"])
+        >>> print(md.histogram(x, [0.0, 0.5, 1.0]))
+        s32[bin=2] [2 2]
     """
     if not isinstance(edges, Tensor):
         exact = np.asarray(edges)
@@ -150,6 +180,14 @@ def nonzero(mask: Tensor, dim: DimLike, into: Dimension, fill: int = -1) -> Tens
 
     Returns:
         s32 indices along `dim`.
+
+    Raises:
+        ValueError: the mask lacks the dim or is not bool, or `into` has no size.
+
+    Examples:
+        >>> mask = md.named([False, True, False, True], ["length"])
+        >>> print(md.nonzero(mask, "length", md.Dimension("found", 3)))
+        s32[found=3] [ 1  3 -1]
     """
     need_bool(mask)
     along, (into,) = mask.shape.get(dim), sized(into)

@@ -119,6 +119,17 @@ def cumsum(x: Tensor, dim: DimLike, reverse: bool = False, exclusive: bool = Fal
     Args:
         reverse: sum from the other end.
         exclusive: leave the place's own element out; the first sum is 0.
+
+    Raises:
+        ValueError: x lacks the dim, or is bool.
+
+    Examples:
+        >>> x = md.named([[1, 2, 3], [4, 5, 6]], ["batch", "length"])
+        >>> print(md.cumsum(x, "length"))
+        s32[batch=2, length=3] [[ 1  3  6]
+         [ 4  9 15]]
+        >>> print(md.cumsum(x["batch", 0], "length", exclusive=True))
+        s32[length=3] [0 1 3]
     """
     return _along(CUMSUM, (x,), dim, reverse, exclusive)
 
@@ -127,13 +138,20 @@ def cumsum(x: Tensor, dim: DimLike, reverse: bool = False, exclusive: bool = Fal
 def cumprod(x: Tensor, dim: DimLike, reverse: bool = False, exclusive: bool = False) -> Tensor:
     """Returns at each place the product up to it; see `cumsum`.
 
-    `md.cumprod(x, "length")`.
-
     Each is the exact product, rounded. It is infinite or zero only if the product itself leaves the
-    range of the dtype, even if products of fewer elements do. `md.cumprod([1e20, 1e20, 1e-20])` has
-    an infinity in the middle in float32, and 1e20 after it. A zero times an infinity is NaN.
+    range of the dtype, even if products of fewer elements do. A zero times an infinity is NaN.
     The gradient is exact at zeros. It is made of `linear_recurrence`, so it may be infinite or NaN
     where a product of some of the elements leaves the range.
+
+    Raises:
+        ValueError: x lacks the dim, or is bool.
+
+    Examples:
+        >>> x = md.named([1.0, 2.0, 3.0, 4.0], ["length"])
+        >>> print(md.cumprod(x, "length"))
+        f32[length=4] [ 1.  2.  6. 24.]
+        >>> print(md.cumprod(md.named([1e20, 1e20, 1e-20], ["length"]), "length"))
+        f32[length=3] [1.e+20    inf 1.e+20]
     """
     return _along(CUMPROD, (x,), dim, reverse, exclusive)
 
@@ -142,17 +160,34 @@ def cumprod(x: Tensor, dim: DimLike, reverse: bool = False, exclusive: bool = Fa
 def cummax(x: Tensor, dim: DimLike, reverse: bool = False, exclusive: bool = False) -> Tensor:
     """Returns at each place the maximum up to it; see `cumsum`. NaN wins.
 
-    `md.cummax(x, "length")`.
-
     The first of an exclusive one is minus infinity, or the smallest integer. The gradient goes to
     the nearest element that reached the maximum.
+
+    Raises:
+        ValueError: x lacks the dim, or is bool or complex.
+
+    Examples:
+        >>> x = md.named([3, 1, 4, 1, 5], ["length"])
+        >>> print(md.cummax(x, "length"))
+        s32[length=5] [3 3 4 4 5]
     """
     return _along(CUMMAX, (x,), dim, reverse, exclusive)
 
 
 @operation
 def cummin(x: Tensor, dim: DimLike, reverse: bool = False, exclusive: bool = False) -> Tensor:
-    """Returns at each place the minimum up to it; see `cummax`. `md.cummin(x, "length")`."""
+    """Returns at each place the minimum up to it; see `cummax`.
+
+    Raises:
+        ValueError: x lacks the dim, or is bool or complex.
+
+    Examples:
+        >>> x = md.named([3, 1, 4, 1, 5], ["length"])
+        >>> print(md.cummin(x, "length"))
+        s32[length=5] [3 1 1 1 1]
+        >>> print(md.cummin(x, "length", reverse=True))
+        s32[length=5] [1 1 1 1 5]
+    """
     return _along(CUMMIN, (x,), dim, reverse, exclusive)
 
 
@@ -180,6 +215,12 @@ def linear_recurrence(
 
     Raises:
         ValueError: x lacks `dim`, decay has dims that x lacks, or their dtypes differ.
+
+    Examples:
+        >>> x = md.named([1.0, 1.0, 1.0, 1.0], ["length"])
+        >>> decay = md.named([0.5, 0.5, 0.5, 0.5], ["length"])
+        >>> print(md.linear_recurrence(decay, x, "length"))
+        f32[length=4] [1.    1.5   1.75  1.875]
     """
     if decay.dtype != x.dtype:
         raise ValueError(f"decay is {decay.dtype.name}, but x is {x.dtype.name}; cast one of them")

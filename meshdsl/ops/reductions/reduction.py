@@ -131,7 +131,18 @@ def _reduce(primitive: Primitive, x: Tensor, over: DimsLike | None) -> Tensor:
 
 @operation
 def sum(x: Tensor, over: DimsLike | None = None) -> Tensor:
-    """Returns the sum over some dims, or over all. `md.sum(x, "length")`."""
+    """Returns the sum over some dims, or over all.
+
+    Raises:
+        ValueError: x lacks a dim, or is bool.
+
+    Examples:
+        >>> x = md.named([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], ["batch", "length"])
+        >>> print(md.sum(x, over="length"))
+        f32[batch=2] [ 6. 15.]
+        >>> print(md.sum(x))
+        f32[] 21.
+    """
     return _reduce(SUM, x, over)
 
 
@@ -139,9 +150,17 @@ def sum(x: Tensor, over: DimsLike | None = None) -> Tensor:
 def max(x: Tensor, over: DimsLike | None = None) -> Tensor:
     """Returns the maximum over some dims, or over all.
 
-    `md.max(x, "length")`.
-
     The gradient is shared among the elements that equal it, up to rounding. NaN wins.
+
+    Raises:
+        ValueError: x lacks a dim, or is bool or complex.
+
+    Examples:
+        >>> x = md.named([[1.0, 5.0, 3.0], [4.0, 2.0, 6.0]], ["batch", "length"])
+        >>> print(md.max(x, over="length"))
+        f32[batch=2] [5. 6.]
+        >>> print(md.max(x, over="batch"))
+        f32[length=3] [4. 5. 6.]
     """
     return _reduce(MAX, x, over)
 
@@ -150,9 +169,17 @@ def max(x: Tensor, over: DimsLike | None = None) -> Tensor:
 def min(x: Tensor, over: DimsLike | None = None) -> Tensor:
     """Returns the minimum over some dims, or over all.
 
-    `md.min(x, "length")`.
-
     The gradient is shared among the elements that equal it, up to rounding. NaN wins.
+
+    Raises:
+        ValueError: x lacks a dim, or is bool or complex.
+
+    Examples:
+        >>> x = md.named([[1.0, 5.0, 3.0], [4.0, 2.0, 6.0]], ["batch", "length"])
+        >>> print(md.min(x, over="length"))
+        f32[batch=2] [1. 2.]
+        >>> print(md.min(x, over="batch"))
+        f32[length=3] [1. 2. 3.]
     """
     return _reduce(MIN, x, over)
 
@@ -161,7 +188,15 @@ def min(x: Tensor, over: DimsLike | None = None) -> Tensor:
 def mean(x: Tensor, over: DimsLike | None = None) -> Tensor:
     """Returns the mean over some dims, or over all; half precision is summed in float32.
 
-    `md.mean(x, "length")`.
+    Raises:
+        ValueError: x lacks a dim, or is neither floating-point nor complex.
+
+    Examples:
+        >>> x = md.named([[1.0, 2.0, 6.0], [4.0, 5.0, 6.0]], ["batch", "length"])
+        >>> print(md.mean(x, over="length"))
+        f32[batch=2] [3. 5.]
+        >>> print(md.mean(x, over=["batch", "length"]))
+        f32[] 4.
     """
     if not is_complex(x.dtype):
         need_float(x)
@@ -174,11 +209,17 @@ def mean(x: Tensor, over: DimsLike | None = None) -> Tensor:
 def prod(x: Tensor, over: DimsLike | None = None) -> Tensor:
     """Returns the product over some dims, or over all; half precision is multiplied in float32.
 
-    `md.prod(x, "length")`.
-
     It is the exact product, rounded. It is infinite or zero only if the product itself leaves the
     range of the dtype, even if products of some elements do. The same holds for the gradient, the
     product of all others.
+
+    Raises:
+        ValueError: x lacks a dim, or is bool.
+
+    Examples:
+        >>> x = md.named([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], ["batch", "length"])
+        >>> print(md.prod(x, over="length"))
+        f32[batch=2] [  6. 120.]
     """
     return _reduce(PROD, x.cast(accumulator(x.dtype)), over).cast(x.dtype)
 
@@ -187,7 +228,13 @@ def prod(x: Tensor, over: DimsLike | None = None) -> Tensor:
 def any(x: Tensor, over: DimsLike | None = None) -> Tensor:
     """Returns whether any of the bools over some dims, or over all, is true.
 
-    `md.any(mask, "length")`.
+    Raises:
+        ValueError: the mask lacks a dim, or is not bool.
+
+    Examples:
+        >>> mask = md.named([[False, True], [False, False]], ["batch", "length"])
+        >>> print(md.any(mask, over="length"))
+        bool[batch=2] [ True False]
     """
     need_bool(x)
     return _reduce(MAX, x.cast("uint8"), over) != 0
@@ -197,7 +244,13 @@ def any(x: Tensor, over: DimsLike | None = None) -> Tensor:
 def all(x: Tensor, over: DimsLike | None = None) -> Tensor:
     """Returns whether all of the bools over some dims, or over all, are true.
 
-    `md.all(mask, "length")`.
+    Raises:
+        ValueError: the mask lacks a dim, or is not bool.
+
+    Examples:
+        >>> mask = md.named([[False, True], [True, True]], ["batch", "length"])
+        >>> print(md.all(mask, over="length"))
+        bool[batch=2] [False  True]
     """
     need_bool(x)
     return _reduce(MIN, x.cast("uint8"), over) != 0
@@ -208,6 +261,14 @@ def argmax(x: Tensor, dim: DimLike) -> Tensor:
     """Returns where along a dim the maximum is, as s32: `md.argmax(logits, "vocab")`.
 
     Of equal elements the first counts. NaN is larger than everything, as for `max`.
+
+    Raises:
+        ValueError: x lacks the dim, or is complex.
+
+    Examples:
+        >>> logits = md.named([[0.0, 2.0, 1.0], [3.0, 3.0, 1.0]], ["batch", "vocab"])
+        >>> print(md.argmax(logits, "vocab"))
+        s32[batch=2] [1 0]
     """
     return _arg(ARGMAX, x, dim)
 
@@ -216,7 +277,13 @@ def argmax(x: Tensor, dim: DimLike) -> Tensor:
 def argmin(x: Tensor, dim: DimLike) -> Tensor:
     """Returns where along a dim the minimum is, as s32; the first NaN, where there is one.
 
-    `md.argmin(x, "vocab")`.
+    Raises:
+        ValueError: x lacks the dim, or is complex.
+
+    Examples:
+        >>> x = md.named([[2.0, 0.0, 1.0], [3.0, 1.0, 1.0]], ["batch", "vocab"])
+        >>> print(md.argmin(x, "vocab"))
+        s32[batch=2] [1 1]
     """
     return _arg(ARGMIN, x, dim)
 
@@ -238,6 +305,14 @@ def need_float(x: Tensor) -> None:
     """Raises ValueError unless x is floating-point."""
     if not is_float(x.dtype):
         raise ValueError(f"needs a floating-point tensor, got {short(x.dtype)}")
+
+
+def need_order(x: Tensor) -> None:
+    """Raises ValueError if x has complex numbers, of which none is the largest."""
+    if is_complex(x.dtype):
+        raise ValueError(
+            f"complex numbers have no order, got {short(x.dtype)}; take a part, as in md.real(x)"
+        )
 
 
 def need_bool(x: Tensor) -> None:

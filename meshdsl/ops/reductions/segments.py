@@ -13,7 +13,7 @@ from meshdsl.ops.elementwise.arithmetic import cast, maximum
 from meshdsl.ops.elementwise.broadcasting import need_dims
 from meshdsl.ops.indexing import SCATTER_ADD, SCATTER_MAX, SCATTER_MIN, narrow
 from meshdsl.ops.operation import operation
-from meshdsl.ops.reductions.reduction import need_float
+from meshdsl.ops.reductions.reduction import need_float, need_order
 from meshdsl.tensors.dims import Dimension, DimsLike, Shape
 from meshdsl.tensors.dtypes import accumulator
 from meshdsl.tensors.tensor import Tensor
@@ -38,6 +38,12 @@ def segment_sum(
     Raises:
         ValueError: segments that are not integers or have dims that x lacks, dims that differ in
             size, or x has `into` as a dim that is not summed over.
+
+    Examples:
+        >>> energy = md.named([1.0, 2.0, 5.0], ["atom"])
+        >>> graph = md.named([0, 0, 1], ["atom"])
+        >>> print(md.segment_sum(energy, graph, md.Dimension("graphs", 2)))
+        f32[graphs=2] [3. 5.]
     """
     return _segment(SCATTER_ADD, x, segments, into, over)
 
@@ -48,11 +54,19 @@ def segment_max(
 ) -> Tensor:
     """Returns the maximum of each segment; see `segment_sum`.
 
-    `md.segment_max(x, graph, graphs)`.
-
     An empty segment gives minus infinity, or the smallest integer. The gradient is divided among
     the elements that equal the maximum.
+
+    Raises:
+        ValueError: x is complex; or as for `segment_sum`.
+
+    Examples:
+        >>> energy = md.named([1.0, 2.0, 5.0], ["atom"])
+        >>> graph = md.named([0, 0, 1], ["atom"])
+        >>> print(md.segment_max(energy, graph, md.Dimension("graphs", 2)))
+        f32[graphs=2] [2. 5.]
     """
+    need_order(x)
     return _segment(SCATTER_MAX, x, segments, into, over)
 
 
@@ -62,8 +76,16 @@ def segment_min(
 ) -> Tensor:
     """Returns the minimum of each segment; see `segment_max`.
 
-    `md.segment_min(x, graph, graphs)`.
+    Raises:
+        ValueError: x is complex; or as for `segment_sum`.
+
+    Examples:
+        >>> energy = md.named([1.0, 2.0, 5.0], ["atom"])
+        >>> graph = md.named([0, 0, 1], ["atom"])
+        >>> print(md.segment_min(energy, graph, md.Dimension("graphs", 2)))
+        f32[graphs=2] [1. 5.]
     """
+    need_order(x)
     return _segment(SCATTER_MIN, x, segments, into, over)
 
 
@@ -73,9 +95,16 @@ def segment_mean(
 ) -> Tensor:
     """Returns the mean of each segment, 0 where it is empty; see `segment_sum`.
 
-    `md.segment_mean(x, graph, graphs)`.
-
     Half precision is summed in float32.
+
+    Raises:
+        ValueError: x is not floating-point; or as for `segment_sum`.
+
+    Examples:
+        >>> energy = md.named([1.0, 2.0, 5.0], ["atom"])
+        >>> graph = md.named([0, 0, 1], ["atom"])
+        >>> print(md.segment_mean(energy, graph, md.Dimension("graphs", 3)))
+        f32[graphs=3] [1.5 5.  0. ]
     """
     need_float(x)
     wide = cast(x, accumulator(x.dtype))

@@ -17,7 +17,13 @@ from meshdsl.tensors.tensor import Tensor
 def logsumexp(x: Tensor, over: DimsLike) -> Tensor:
     """Returns log(sum(exp(x))) over some dims, without overflow.
 
-    `md.logsumexp(logits, "vocab")`.
+    Raises:
+        ValueError: x lacks a dim, or is not floating-point.
+
+    Examples:
+        >>> logits = md.named([[0.0, 0.0], [100.0, 100.0]], ["batch", "vocab"])
+        >>> print(md.logsumexp(logits, over="vocab"))
+        f32[batch=2] [  0.6931 100.6931]
     """
     need_float(x)
     largest = stop_gradient(_finite(max(x, over)))
@@ -26,7 +32,17 @@ def logsumexp(x: Tensor, over: DimsLike) -> Tensor:
 
 @operation
 def softmax(x: Tensor, over: DimsLike) -> Tensor:
-    """Returns exp(x) divided by its sum over some dims. `md.softmax(logits, "vocab")`."""
+    """Returns exp(x) divided by its sum over some dims.
+
+    Raises:
+        ValueError: x lacks a dim, or is not floating-point.
+
+    Examples:
+        >>> logits = md.named([[0.0, 0.0], [1.0, 3.0]], ["batch", "vocab"])
+        >>> print(md.softmax(logits, over="vocab"))
+        f32[batch=2, vocab=2] [[0.5    0.5   ]
+         [0.1192 0.8808]]
+    """
     need_float(x)
     scaled = exp(x - stop_gradient(max(x, over)))
     return scaled / sum(scaled, over)
@@ -34,7 +50,17 @@ def softmax(x: Tensor, over: DimsLike) -> Tensor:
 
 @operation
 def log_softmax(x: Tensor, over: DimsLike) -> Tensor:
-    """Returns the logarithm of `softmax`. `md.log_softmax(logits, "vocab")`."""
+    """Returns the logarithm of `softmax`.
+
+    Raises:
+        ValueError: x lacks a dim, or is not floating-point.
+
+    Examples:
+        >>> logits = md.named([[0.0, 0.0], [1.0, 3.0]], ["batch", "vocab"])
+        >>> print(md.log_softmax(logits, over="vocab"))
+        f32[batch=2, vocab=2] [[-0.6931 -0.6931]
+         [-2.1269 -0.1269]]
+    """
     return x - logsumexp(x, over)
 
 

@@ -27,6 +27,13 @@ def var(x: Tensor, over: DimsLike | None = None, correction: float = 0) -> Tenso
 
     Raises:
         ValueError: x is not floating-point, or there are no more elements than `correction`.
+
+    Examples:
+        >>> x = md.named([[1.0, 3.0], [2.0, 2.0]], ["batch", "embed"])
+        >>> print(md.var(x, over="embed"))
+        f32[batch=2] [1. 0.]
+        >>> print(md.var(x, over="embed", correction=1))
+        f32[batch=2] [2. 0.]
     """
     need_float(x)
     count = x.shape.volume if over is None else x.shape.select(over).volume
@@ -41,7 +48,13 @@ def var(x: Tensor, over: DimsLike | None = None, correction: float = 0) -> Tenso
 def std(x: Tensor, over: DimsLike | None = None, correction: float = 0) -> Tensor:
     """Returns the standard deviation, the root of `var`; where it is 0, so is its gradient.
 
-    `md.std(x, "embed")`.
+    Raises:
+        ValueError: as for `var`.
+
+    Examples:
+        >>> x = md.named([[1.0, 3.0], [2.0, 2.0]], ["batch", "embed"])
+        >>> print(md.std(x, over="embed"))
+        f32[batch=2] [1. 0.]
     """
     need_float(x)
     wide = cast(x, accumulator(x.dtype))
@@ -55,6 +68,16 @@ def norm(x: Tensor, over: DimsLike | None = None, order: float = 2) -> Tensor:
     Args:
         order: 1, the sum of magnitudes; 2, the root of the sum of squares; `math.inf`, the largest
             magnitude. The gradient of each is 0 at 0. Half precision is summed in float32.
+
+    Raises:
+        ValueError: x lacks a dim or is not floating-point, or the order is another one.
+
+    Examples:
+        >>> x = md.named([[3.0, 4.0], [0.0, -2.0]], ["batch", "embed"])
+        >>> print(md.norm(x, over="embed"))
+        f32[batch=2] [5. 2.]
+        >>> print(md.norm(x, over="embed", order=1))
+        f32[batch=2] [7. 2.]
     """
     need_float(x)
     if order not in (1, 2, math.inf):
@@ -69,9 +92,15 @@ def norm(x: Tensor, over: DimsLike | None = None, order: float = 2) -> Tensor:
 def median(x: Tensor, dim: DimLike) -> Tensor:
     """Returns the median along a dim, the mean of the two middle elements if its size is even.
 
-    `md.median(x, "length")`.
-
     NaN if any element is NaN. The dim is gathered to be sorted; see `sort`.
+
+    Raises:
+        ValueError: x lacks the dim, or is not floating-point.
+
+    Examples:
+        >>> x = md.named([[5.0, 1.0, 2.0, 4.0], [0.0, 0.0, 9.0, 1.0]], ["batch", "length"])
+        >>> print(md.median(x, "length"))
+        f32[batch=2] [3.  0.5]
     """
     need_float(x)
     along = x.shape.get(dim)

@@ -99,6 +99,16 @@ def concat(tensors: Sequence[Any], dim: DimLike) -> Tensor:
     """Puts tensors one after the other along a dim: `md.concat([past, recent], "length")`.
 
     Their other dims are the same; the result has them in the order of the first tensor.
+
+    Raises:
+        ValueError: no tensors, different dtypes, a tensor without `dim`, or other dims that differ.
+
+    Examples:
+        >>> past = md.named([[1, 2], [3, 4]], ["batch", "length"])
+        >>> recent = md.named([[5], [6]], ["batch", "length"])
+        >>> print(md.concat([past, recent], "length"))
+        s32[batch=2, length=3] [[1 2 5]
+         [3 4 6]]
     """
     first, *_ = parts = _alike(tensors)
     name = name_of(dim)
@@ -116,6 +126,16 @@ def stack(tensors: Sequence[Any], dim: DimLike) -> Tensor:
     """Puts tensors of the same dims side by side, along one more dim: `md.stack([x, y], "pair")`.
 
     That dim leads the result; the others are in the order of the first tensor.
+
+    Raises:
+        ValueError: no tensors, different dtypes or dims, tensors that have the dim, or a Dimension
+            of another size than the number of tensors.
+
+    Examples:
+        >>> query, key = md.named([1, 2], ["embed"]), md.named([3, 4], ["embed"])
+        >>> print(md.stack([query, key], "pair"))
+        s32[pair=2, embed=2] [[1 2]
+         [3 4]]
     """
     first, *_ = parts = _alike(tensors)
     name = name_of(dim)
@@ -131,7 +151,14 @@ def stack(tensors: Sequence[Any], dim: DimLike) -> Tensor:
 
 @operation
 def unstack(x: Tensor, dim: DimLike) -> list[Tensor]:
-    """Returns x at every position of a dim, without it: `query, key = md.unstack(both, "pair")`."""
+    """Returns x at every position of a dim, without it: `query, key = md.unstack(both, "pair")`.
+
+    Examples:
+        >>> both = md.named([[1, 2], [3, 4]], ["pair", "embed"])
+        >>> query, key = md.unstack(both, "pair")
+        >>> print(query, key)
+        s32[embed=2] [1 2] s32[embed=2] [3 4]
+    """
     along = x.shape.get(dim)
     return [index(x, along.name, at) for at in range(along.size)]
 
@@ -142,6 +169,18 @@ def split_into(x: Tensor, dim: DimLike, sizes: int | Sequence[int]) -> list[Tens
 
     Args:
         sizes: those of the parts, which add up to the dim's; or the number of equal parts.
+
+    Raises:
+        ValueError: the sizes do not add up to the dim's, or the dim has no such number of equal
+            parts.
+
+    Examples:
+        >>> x = md.named([1, 2, 3, 4, 5, 6], ["d_ff"])
+        >>> gate, up = md.split_into(x, "d_ff", 2)
+        >>> print(gate, up)
+        s32[d_ff=3] [1 2 3] s32[d_ff=3] [4 5 6]
+        >>> print(*md.split_into(x, "d_ff", [1, 3, 2]), sep=", ")
+        s32[d_ff=1] [1], s32[d_ff=3] [2 3 4], s32[d_ff=2] [5 6]
     """
     along = x.shape.get(dim)
     if isinstance(sizes, int):
@@ -157,14 +196,27 @@ def split_into(x: Tensor, dim: DimLike, sizes: int | Sequence[int]) -> list[Tens
 def repeat(x: Tensor, dim: DimLike, times: int) -> Tensor:
     """Returns x with each element of a dim `times` in a row: [a, b] -> [a, a, b, b].
 
-    `md.repeat(key, "heads", 4)`.
+    Raises:
+        ValueError: `times` is below 1.
+
+    Examples:
+        >>> print(md.repeat(md.named([1, 2], ["heads"]), "heads", 3))
+        s32[heads=6] [1 1 1 2 2 2]
     """
     return _copies(x, x.shape.get(dim), times, minor=True)
 
 
 @operation
 def tile(x: Tensor, dim: DimLike, times: int) -> Tensor:
-    """Returns x `times` in a row along a dim: [a, b] -> [a, b, a, b]. `md.tile(x, "width", 2)`."""
+    """Returns x `times` in a row along a dim: [a, b] -> [a, b, a, b].
+
+    Raises:
+        ValueError: `times` is below 1.
+
+    Examples:
+        >>> print(md.tile(md.named([1, 2], ["width"]), "width", 3))
+        s32[width=6] [1 2 1 2 1 2]
+    """
     along = x.shape.get(dim)
     if 1 < times <= _FEW:
         return _concat([x] * times, along.name)

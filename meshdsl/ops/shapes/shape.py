@@ -87,7 +87,17 @@ def _name(dim: DimLike) -> str:
 
 @operation
 def rename(x: Tensor, mapping: Mapping[str, DimLike] | None = None, /, **names: DimLike) -> Tensor:
-    """Returns x with dims renamed: `md.rename(x, length="memory_length")`."""
+    """Returns x with dims renamed: `md.rename(x, length="memory_length")`.
+
+    Raises:
+        ValueError: x lacks a dim, has the other name as well, or a Dimension has another size.
+
+    Examples:
+        >>> x = md.named([[1, 2, 3], [4, 5, 6]], ["batch", "length"])
+        >>> print(md.rename(x, length="memory_length"))
+        s32[batch=2, memory_length=3] [[1 2 3]
+         [4 5 6]]
+    """
     asked = {**(mapping or {}), **names}
     changed = {}
     for name, other in asked.items():
@@ -103,7 +113,15 @@ def rename(x: Tensor, mapping: Mapping[str, DimLike] | None = None, /, **names: 
 def broadcast(x: Any, dims: DimsLike) -> Tensor:
     """Returns x with the dims that it lacks added, in the order of `dims`.
 
-    `md.broadcast(x, [batch, length])`.
+    Raises:
+        ValueError: x has a dim that is missing in `dims`, or of another size; or a name in `dims`
+            is no dim of x, so that it has no size.
+
+    Examples:
+        >>> bias = md.named([1.0, 2.0], ["embed"])
+        >>> print(md.broadcast(bias, [md.Dimension("batch", 2), "embed"]))
+        f32[batch=2, embed=2] [[1. 2.]
+         [1. 2.]]
     """
     x = as_tensor(x)
     shape = Shape(d if isinstance(d, Dimension) else x.shape.get(d) for d in as_list(dims))
@@ -118,7 +136,15 @@ def broadcast(x: Any, dims: DimsLike) -> Tensor:
 def transpose(x: Tensor, dims: DimsLike) -> Tensor:
     """Returns x with its dims in another order; this changes storage, never meaning.
 
-    `md.transpose(x, ["length", "batch"])`.
+    Raises:
+        ValueError: a dim of x is missing in `dims`, or one of `dims` in x.
+
+    Examples:
+        >>> x = md.named([[1, 2, 3], [4, 5, 6]], ["batch", "length"])
+        >>> print(md.transpose(x, ["length", "batch"]))
+        s32[length=3, batch=2] [[1 4]
+         [2 5]
+         [3 6]]
     """
     shape = x.shape.select(dims)
     if len(shape) != len(x.shape):
@@ -132,6 +158,16 @@ def split(x: Tensor, dim: DimLike, into: DimsLike) -> Tensor:
     """Returns x with one dim split into several, major first.
 
     `md.split(x, "embed", [heads, kv])`; the sizes must multiply to that of the dim.
+
+    Raises:
+        ValueError: x lacks the dim, a part has no size, or the sizes of the parts do not multiply
+            to that of the dim.
+
+    Examples:
+        >>> x = md.named([1, 2, 3, 4, 5, 6], ["embed"])
+        >>> print(md.split(x, "embed", md.dims(heads=2, kv=3)))
+        s32[heads=2, kv=3] [[1 2 3]
+         [4 5 6]]
     """
     dim_of_x = x.shape.get(dim)
     parts = sized(into)
@@ -147,6 +183,16 @@ def merge(x: Tensor, dims: DimsLike, into: DimLike) -> Tensor:
     """Returns x with several dims merged into one, the first being the major one.
 
     `md.merge(x, ["heads", "kv"], "embed")`; the merged dim stands where the first of them stood.
+
+    Raises:
+        ValueError: no dims, a dim that x lacks, or an `into` of another size.
+
+    Examples:
+        >>> x = md.named([[1, 2, 3], [4, 5, 6]], ["heads", "kv"])
+        >>> print(md.merge(x, ["heads", "kv"], "embed"))
+        s32[embed=6] [1 2 3 4 5 6]
+        >>> print(md.merge(x, ["kv", "heads"], "embed"))
+        s32[embed=6] [1 4 2 5 3 6]
     """
     parts = x.shape.select(dims)
     if not parts:

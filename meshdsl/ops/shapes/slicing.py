@@ -109,6 +109,14 @@ def slice(
     `x["length", 1:-1]` is the same. Negative positions count from the end, positions beyond an end
     mean that end, and a negative step goes backwards. A dim cannot be empty: a slice of nothing is
     an error.
+
+    Raises:
+        ValueError: nothing is left, or a position is a tensor, which `md.dynamic_slice` takes.
+
+    Examples:
+        >>> x = md.named([1, 2, 3, 4], ["length"])
+        >>> print(md.slice(x, "length", 1, -1), x["length", ::2])
+        s32[length=2] [2 3] s32[length=2] [1 3]
     """
     along = x.shape.get(dim)
     _whole(start, stop, step, instead="md.dynamic_slice")
@@ -125,6 +133,16 @@ def index(x: Tensor, dim: DimLike, at: int) -> Tensor:
 
     `x["length", -1]` is the same. Negative positions count from the end; one outside of the dim is
     an error. For positions that are tensors there is `md.take`.
+
+    Raises:
+        ValueError: the position is outside of the dim, or a tensor.
+
+    Examples:
+        >>> x = md.named([[1, 2, 3], [4, 5, 6]], ["batch", "length"])
+        >>> print(md.index(x, "length", -1))
+        s32[batch=2] [3 6]
+        >>> print(x["batch", 0])
+        s32[length=3] [1 2 3]
     """
     along = x.shape.get(dim)
     _whole(at, instead="md.take")
@@ -154,8 +172,16 @@ def pad(
         interior: how many to add between every two elements as well, in the mode "constant".
 
     Raises:
-        ValueError: nothing would be left; or, in the other modes, `low` or `high` is negative, or
-            more than x has elements for.
+        ValueError: nothing would be left, the mode is unknown, `interior` is negative, or x's dtype
+            does not hold `value`. In the other modes: `value` or `interior` is given, or `low` or
+            `high` is negative, or more than x has elements for.
+
+    Examples:
+        >>> x = md.named([1, 2, 3], ["width"])
+        >>> print(md.pad(x, "width", 1, 2))
+        s32[width=6] [0 1 2 3 0 0]
+        >>> print(md.pad(x, "width", 2, mode="reflect"))
+        s32[width=5] [3 2 1 2 3]
     """
     along = x.shape.get(dim)
     if interior < 0:
@@ -223,7 +249,14 @@ def _number(value: Any, dtype: np.dtype) -> float | bool:
 
 @operation
 def flip(x: Tensor, over: DimsLike) -> Tensor:
-    """Returns x with the elements of some dims in reverse order: `md.flip(x, "width")`."""
+    """Returns x with the elements of some dims in reverse order: `md.flip(x, "width")`.
+
+    Examples:
+        >>> x = md.named([[1, 2, 3], [4, 5, 6]], ["height", "width"])
+        >>> print(md.flip(x, "width"))
+        s32[height=2, width=3] [[3 2 1]
+         [6 5 4]]
+    """
     for dim in x.shape.select(over):
         x = window(x, dim.name, dim.size - 1, dim.size, stride=-1)
     return x
@@ -231,11 +264,21 @@ def flip(x: Tensor, over: DimsLike) -> Tensor:
 
 @operation
 def shift(x: Tensor, dim: DimLike, by: Any, wrap: bool = False) -> Tensor:
-    """Returns x moved along a dim: element i goes to i + by. `md.shift(tokens, "length", 1)`.
+    """Returns x moved along a dim: element i goes to i + by.
 
     Args:
         by: a whole number, or an integer tensor without dims.
         wrap: elements that leave at one end enter at the other; otherwise zeros enter.
+
+    Raises:
+        ValueError: `by` is a tensor that has dims or no integers.
+
+    Examples:
+        >>> tokens = md.named([1, 2, 3, 4], ["length"])
+        >>> print(md.shift(tokens, "length", 1))
+        s32[length=4] [0 1 2 3]
+        >>> print(md.shift(tokens, "length", -1, wrap=True))
+        s32[length=4] [2 3 4 1]
     """
     along = x.shape.get(dim)
     if isinstance(by, int | np.integer):
@@ -256,6 +299,14 @@ def diff(x: Tensor, dim: DimLike) -> Tensor:
     """Returns the differences of neighbours along a dim, which becomes one shorter.
 
     `md.diff(heights, "length")`: element i + 1 minus element i.
+
+    Raises:
+        ValueError: the dim has a single element, or x is bool.
+
+    Examples:
+        >>> heights = md.named([1, 4, 9, 16], ["length"])
+        >>> print(md.diff(heights, "length"))
+        s32[length=3] [3 5 7]
     """
     along = x.shape.get(dim)
     if along.size == 1:
@@ -270,6 +321,18 @@ def dynamic_slice(x: Tensor, dim: DimLike, start: Any, size: int) -> Tensor:
     Args:
         start: an integer tensor, or a number. It is limited to [0, dim - size], so that the slice
             lies inside the dim, as XLA limits it. Its dims, which x must lack, lead the result.
+
+    Raises:
+        ValueError: `size` is not from 1 to that of the dim, or `start` has no integers, or a dim
+            that x has too.
+
+    Examples:
+        >>> x = md.named([1, 2, 3, 4, 5, 6], ["length"])
+        >>> print(md.dynamic_slice(x, "length", 2, 3))
+        s32[length=3] [3 4 5]
+        >>> print(md.dynamic_slice(x, "length", md.named([0, 9], ["batch"]), 3))
+        s32[batch=2, length=3] [[1 2 3]
+         [4 5 6]]
     """
     along = x.shape.get(dim)
     if not 0 < size <= along.size:
@@ -286,12 +349,19 @@ def dynamic_slice(x: Tensor, dim: DimLike, start: Any, size: int) -> Tensor:
 def dynamic_update_slice(x: Tensor, update: Tensor, dim: DimLike, start: Any) -> Tensor:
     """Returns x with the positions of a dim from `start` on replaced by those of `update`.
 
-    `md.dynamic_update_slice(cache, key, "length", at)`.
-
     Args:
         update: as x, but shorter along `dim`. It is broadcast along dims that it lacks.
         start: an integer tensor without dims, or a number; limited to [0, x's dim - update's], so
             that the update lies inside of x, as XLA limits it.
+
+    Raises:
+        ValueError: the update has a dim that x lacks, or is longer than x or of another dtype; or
+            `start` is a tensor that has dims or no integers.
+
+    Examples:
+        >>> cache = md.named([0, 0, 0, 0, 0], ["length"])
+        >>> print(md.dynamic_update_slice(cache, md.named([1, 2], ["length"]), "length", 2))
+        s32[length=5] [0 0 1 2 0]
     """
     along = x.shape.get(dim)
     part = update.shape.get(along.name)

@@ -33,6 +33,15 @@ def upsample(
 
     Raises:
         ValueError: a dim that x lacks, a factor that is not positive, or an unknown method.
+
+    Examples:
+        >>> x = md.named([[1.0, 2.0], [3.0, 4.0]], ["height", "width"])
+        >>> print(md.upsample(x, {"width": 2}))
+        f32[height=2, width=4] [[1. 1. 2. 2.]
+         [3. 3. 4. 4.]]
+        >>> print(md.upsample(x, {"width": 2}, method="linear"))
+        f32[height=2, width=4] [[1.   1.25 1.75 2.  ]
+         [3.   3.25 3.75 4.  ]]
     """
     if method not in ("nearest", "linear"):
         raise ValueError(f'the method is "nearest" or "linear", not {method!r}')

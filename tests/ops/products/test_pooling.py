@@ -149,6 +149,10 @@ def test_two_split_dims_with_corners():
 def test_mistakes_are_told():
     x = image()
     for function, text in [
+        (
+            lambda x: md.max_pool(md.cast(x, "complex64"), {"height": 2}),
+            "max_pool: complex numbers have no order, got c64; take a part, as in md.real(x)",
+        ),
         (lambda x: md.max_pool(x, {}), "max_pool: `window` names no dim to slide along"),
         (lambda x: md.max_pool(x, {"hight": 2}), "no dim `hight` in [batch=2, height=7, width=6]"),
         (lambda x: md.max_pool(x, {"height": 0}), "dim `height` needs a positive integer size"),

@@ -95,6 +95,14 @@ def test_mistakes_are_told():
             "segment_mean: the segments s32[length=2] have `length`, which x f64[vocab=6, em",
         ),
         (lambda t, i: md.segment_mean(i, i, vocab), "needs a floating-point tensor, got s32"),
+        (
+            lambda t, i: md.segment_max(md.cast(t, "complex64"), i["batch", 0], vocab),
+            "segment_max: complex numbers have no order, got c64; take a part, as in md.real(x)",
+        ),
+        (
+            lambda t, i: md.segment_min(md.cast(t, "complex64"), i["batch", 0], vocab),
+            "segment_min: complex numbers have no order",
+        ),
     ]:
         assert text in message(function, table, indices)
 
