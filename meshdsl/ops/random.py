@@ -56,6 +56,14 @@ def uniform(source: Tensor, dims: DimsLike, dtype: Any = "float32") -> Tensor:
     """Returns numbers uniform on [0, 1), all multiples of one power of two.
 
     `md.random.uniform(key, [embed, d_ff])`.
+
+    Raises:
+        ValueError: `dtype` is not floating-point.
+
+    Examples:
+        >>> x = md.random.uniform(md.random.key(0), md.dims(embed=30, d_ff=30), "bfloat16")
+        >>> print(x.dims, x.dtype, bool(x.min() >= 0.0), bool(x.max() < 1.0))
+        [embed=30, d_ff=30] bfloat16 True True
     """
     dtype = _float(dtype)
     return _fraction(source, dims, dtype, _EXACT_BITS[dtype.name], 0)
@@ -92,6 +100,16 @@ def normal(source: Tensor, dims: DimsLike, dtype: Any = "float32") -> Tensor:
     """Returns standard normal numbers, by the transform of Box and Muller (1958).
 
     `md.random.normal(key, [embed, d_ff])`.
+
+    Raises:
+        ValueError: `dtype` is not floating-point.
+
+    Examples:
+        >>> key, dims = md.random.key(0), md.dims(batch=4, embed=3)
+        >>> alone = md.random.normal(key, dims)
+        >>> spread = md.jit(lambda key: md.random.normal(key, dims), "data:2", "batch:data")(key)
+        >>> print(alone.dims, spread.layout, np.allclose(alone, spread, atol=1e-6))
+        [batch=4, embed=3] batch:data True
     """
     dtype = _float(dtype)
     work = dtype if dtype.name == "float64" else np.dtype("float32")
@@ -114,6 +132,11 @@ def truncated_normal(
 
     Raises:
         ValueError: the bounds are infinite, or not in order.
+
+    Examples:
+        >>> x = md.random.truncated_normal(md.random.key(0), md.dims(embed=30, d_ff=30))
+        >>> print(x.dims, bool(x.min() >= -2.0), bool(x.max() <= 2.0))
+        [embed=30, d_ff=30] True True
     """
     dtype = _float(dtype)
     if not -math.inf < lower < upper < math.inf:
@@ -125,7 +148,16 @@ def truncated_normal(
 
 @operation
 def exponential(source: Tensor, dims: DimsLike, dtype: Any = "float32") -> Tensor:
-    """Returns positive numbers with density exp(-x): `md.random.exponential(key, [batch])`."""
+    """Returns positive numbers with density exp(-x): `md.random.exponential(key, [batch])`.
+
+    Raises:
+        ValueError: `dtype` is not floating-point.
+
+    Examples:
+        >>> x = md.random.exponential(md.random.key(0), md.Dimension("batch", 10000))
+        >>> print(x.dims, bool(x.min() > 0.0), round(float(x.mean()), 1))
+        [batch=10000] True 1.0
+    """
     dtype = _float(dtype)
     return cast(-log(_open(source, dims, dtype)), dtype)
 
@@ -135,6 +167,15 @@ def gumbel(source: Tensor, dims: DimsLike, dtype: Any = "float32") -> Tensor:
     """Returns numbers with the distribution function exp(-exp(-x)).
 
     `md.argmax(logits + md.random.gumbel(key, logits.dims), "vocab")` draws from softmax(logits).
+
+    Raises:
+        ValueError: `dtype` is not floating-point.
+
+    Examples:
+        >>> key, vocab = md.random.key(0), md.Dimension("vocab", 3)
+        >>> logits = md.named([0.0, 50.0, 0.0], ["vocab"])
+        >>> print(md.argmax(logits + md.random.gumbel(key, [vocab]), "vocab"))
+        s32[] 1
     """
     dtype = _float(dtype)
     return cast(-log(-log(_open(source, dims, dtype))), dtype)
@@ -142,7 +183,16 @@ def gumbel(source: Tensor, dims: DimsLike, dtype: Any = "float32") -> Tensor:
 
 @operation
 def laplace(source: Tensor, dims: DimsLike, dtype: Any = "float32") -> Tensor:
-    """Returns numbers with density exp(-|x|) / 2: `md.random.laplace(key, [batch])`."""
+    """Returns numbers with density exp(-|x|) / 2: `md.random.laplace(key, [batch])`.
+
+    Raises:
+        ValueError: `dtype` is not floating-point.
+
+    Examples:
+        >>> x = md.random.laplace(md.random.key(0), md.Dimension("batch", 10000))
+        >>> print(x.dims, bool(x.min() < 0.0), round(float(md.abs(x).mean()), 1))
+        [batch=10000] True 1.0
+    """
     dtype = _float(dtype)
     centred = 2.0 * _open(source, dims, dtype) - 1.0  # never -1 or 1, so that the logarithm exists
     return cast(-sign(centred) * log1p(-abs(centred)), dtype)
@@ -154,6 +204,13 @@ def bernoulli(source: Tensor, probability: float | Tensor, dims: DimsLike) -> Te
 
     Raises:
         ValueError: the probability has dims that are not among `dims`.
+
+    Examples:
+        >>> batch, embed = md.dims(batch=2, embed=3)
+        >>> often = md.named([0.0, 1.0], ["batch"])  # a probability for each row
+        >>> print(md.random.bernoulli(md.random.key(0), often, [batch, embed]))
+        bool[batch=2, embed=3] [[False False False]
+         [ True  True  True]]
     """
     shape = sized(dims)
     extra = probability.shape.without(shape.names) if isinstance(probability, Tensor) else ()
@@ -172,6 +229,11 @@ def randint(source: Tensor, low: int, high: int, dims: DimsLike, dtype: Any = "i
 
     Raises:
         ValueError: [low, high) has no number or more than 2**32, or `dtype` does not hold them all.
+
+    Examples:
+        >>> x = md.random.randint(md.random.key(0), 1, 7, md.Dimension("throws", 1000))
+        >>> print(x.dtype, np.unique(x))
+        int32 [1 2 3 4 5 6]
     """
     dtype = as_dtype(dtype)
     if not is_integer(dtype):
@@ -216,6 +278,14 @@ def categorical(source: Tensor, logits: Tensor, over: DimLike, dims: DimsLike = 
 
     Raises:
         ValueError: the logits lack `over`, are not floating-point, or have one of `dims`.
+
+    Examples:
+        >>> logits = md.named([[0.0, -np.inf], [-np.inf, 0.0]], ["batch", "vocab"])
+        >>> draws = md.Dimension("draws", 3)
+        >>> print(md.random.categorical(md.random.key(0), logits, "vocab", [draws]))
+        s32[draws=3, batch=2] [[0 1]
+         [0 1]
+         [0 1]]
     """
     need_kind(logits.dtype, "f")
     work = "float64" if logits.dtype.name == "float64" else "float32"
@@ -228,6 +298,14 @@ def permutation(source: Tensor, dim: Dimension) -> Tensor:
     """Returns the numbers 0 to dim.size - 1 in random order along `dim`, as s32.
 
     `md.random.permutation(key, md.Dimension("examples", 1000))`.
+
+    Raises:
+        ValueError: `dim` has a name only.
+
+    Examples:
+        >>> order = md.random.permutation(md.random.key(0), md.Dimension("examples", 5))
+        >>> order.dims, np.sort(order).tolist()
+        ([examples=5], [0, 1, 2, 3, 4])
     """
     (dim,) = sized(dim)
     order = arange(dim)
@@ -242,6 +320,15 @@ def shuffle(source: Tensor, x: Tensor, dim: DimLike) -> Tensor:
     """Returns x in random order along one dim: `md.random.shuffle(key, examples, "batch")`.
 
     All elements at one position of the dim move together.
+
+    Raises:
+        ValueError: x lacks `dim`.
+
+    Examples:
+        >>> x = md.named([[1, 2, 3], [10, 20, 30]], ["row", "column"])
+        >>> y = md.random.shuffle(md.random.key(0), x, "column")
+        >>> print(y.dims, np.sort(y.data[0]), y.data[1] == 10 * y.data[0])
+        [row=2, column=3] [1 2 3] [ True  True  True]
     """
     along = x.shape.get(dim)
     return take_along(x, permutation(source, along), along)
@@ -258,6 +345,12 @@ def dropout(source: Tensor, x: Tensor, rate: float, shared: DimsLike = ()) -> Te
 
     Raises:
         ValueError: the rate is not in [0, 1), or x lacks a dim of `shared`.
+
+    Examples:
+        >>> x = md.ones(md.dims(batch=100, embed=100))
+        >>> y = md.random.dropout(md.random.key(0), x, 0.5, shared="embed")
+        >>> np.unique(y), np.unique(y.mean("embed"))
+        (array([0., 2.], dtype=float32), array([0., 2.], dtype=float32))
     """
     if not 0 <= rate < 1:
         raise ValueError(f"a rate is at least 0 and below 1, got {rate}")

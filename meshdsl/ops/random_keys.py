@@ -62,7 +62,19 @@ FOLD_IN = Primitive("fold_in", _fold_rule)
 
 
 def key(seed: int) -> NamedArray:
-    """Returns the key of a seed (0 to 2**64 - 1). `md.random.key(0)`."""
+    """Returns the key of a seed (0 to 2**64 - 1). `md.random.key(0)`.
+
+    Raises:
+        ValueError: the seed is no whole number from 0 to 2**64 - 1.
+
+    Examples:
+        >>> key, dims = md.random.key(0), md.dims(batch=4)
+        >>> key.dims
+        [random_key=2]
+        >>> x, y = md.random.normal(key, dims), md.random.normal(key, dims)
+        >>> np.array_equal(x, y)  # there is no hidden state
+        True
+    """
     if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**64:
         raise ValueError(f"a seed is a whole number from 0 to 2**64 - 1, got {seed!r}")
     seed = int(seed)
@@ -84,6 +96,15 @@ def split(source: Tensor, into: int | Dimension | str | Sequence[str] = 2) -> An
 
     Raises:
         ValueError: a name occurs twice, or `source` is no key.
+
+    Examples:
+        >>> key = md.random.key(0)
+        >>> keys = md.random.split(key, ["params", "dropout"])
+        >>> more = md.random.split(key, ["augment", "params"])
+        >>> np.array_equal(keys["params"], more["params"])
+        True
+        >>> md.random.split(key, md.Dimension("layers", 3)).dims
+        [layers=3, random_key=2]
     """
     source = as_tensor(source)
     if isinstance(into, Dimension):
@@ -125,6 +146,12 @@ def fold_in(source: Tensor, number: int | Tensor) -> Tensor:
     Raises:
         ValueError: the number is not a whole one, `source` is no key, or keys have a dim that the
             numbers lack.
+
+    Examples:
+        >>> key = md.random.key(0)
+        >>> keys = md.random.fold_in(key, md.arange(md.Dimension("layers", 3)))
+        >>> keys.dims, np.array_equal(keys.data[2], md.random.fold_in(key, 2))
+        ([layers=3, random_key=2], True)
     """
     if isinstance(number, int) and not isinstance(number, bool):
         number = full([], number % 2**32, _UINT32)
@@ -138,6 +165,11 @@ def bits(source: Tensor, dims: DimsLike) -> Tensor:
     """Returns 32 uniform random bits per element, as uint32.
 
     `md.random.bits(key, [batch, length])`.
+
+    Examples:
+        >>> x = md.random.bits(md.random.key(0), md.dims(batch=2, length=3))
+        >>> print(x.dtype, x.dims)
+        uint32 [batch=2, length=3]
     """
     return bind_one(RANDOM_BITS, (as_tensor(source),), _drawn(sized(dims), pairs=False))
 

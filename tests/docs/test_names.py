@@ -14,11 +14,16 @@ from docs.making import reference
 SHOWN: tuple[str, ...] = (
     "tensors",
     "programs",
-    "control",
-    "gradients",
+    "elementwise",
     "dims",
     "reductions",
     "products",
+    "control",
+    "gradients",
+    "random",
+    "linalg",
+    "fft",
+    "nn",
 )
 NAMES = [pair for page in reference.order() for pair in reference.names_of(page)]
 _PARSER = doctest.DocTestParser()

@@ -141,6 +141,16 @@ def qr(x: Tensor, rows: DimLike, columns: DimLike, inner: DimLike) -> tuple[Tens
     `q, r = md.linalg.qr(x, "row", "column", "inner")`: q has the dims row and inner, r has inner
     and column, and `md.einsum(q, r, over="inner")` is x. Its gradient needs at least as many rows
     as columns, and columns that are independent.
+
+    Raises:
+        ValueError: x lacks one of the dims, is neither float32 nor float64, or `inner` has another
+            size than the smaller of the two.
+
+    Examples:
+        >>> x = md.named([[3.0, 1.0], [4.0, 2.0], [0.0, 0.0]], ["row", "column"])
+        >>> q, r = md.linalg.qr(x, "row", "column", "inner")
+        >>> print(q.dims, r.dims, np.allclose(md.einsum(q, r, over="inner"), x, atol=1e-6))
+        [row=3, inner=2] [inner=2, column=2] True
     """
     q, r = _factorize(QR, x, rows, columns, inner)
     return q, r
@@ -152,6 +162,15 @@ def eigh(x: Tensor, rows: DimLike, columns: DimLike, inner: DimLike) -> tuple[Te
 
     `values, vectors = md.linalg.eigh(x, "row", "column", "mode")`: values has the dim mode, vectors
     has row and mode. x is replaced by (x + xᵀ) / 2.
+
+    Raises:
+        ValueError: x lacks one of the dims, is not square, or is neither float32 nor float64.
+
+    Examples:
+        >>> x = md.named([[2.0, 0.0], [0.0, 1.0]], ["row", "column"])
+        >>> values, vectors = md.linalg.eigh(x, "row", "column", "mode")
+        >>> print(values, vectors.dims)
+        f32[mode=2] [1. 2.] [row=2, mode=2]
     """
     values, vectors = _factorize(EIGH, x, rows, columns, inner)
     return values, vectors
@@ -163,6 +182,16 @@ def svd(x: Tensor, rows: DimLike, columns: DimLike, inner: DimLike) -> tuple[Ten
 
     `u, s, v = md.linalg.svd(x, "row", "column", "mode")`: u has the dims row and mode, s has mode,
     and v has mode and column.
+
+    Raises:
+        ValueError: x lacks one of the dims, is neither float32 nor float64, or `inner` has another
+            size than the smaller of the two.
+
+    Examples:
+        >>> x = md.named([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]], ["row", "column"])
+        >>> u, s, v = md.linalg.svd(x, "row", "column", "mode")
+        >>> print(u.dims, s, v.dims)
+        [row=3, mode=2] f32[mode=2] [4. 3.] [mode=2, column=2]
     """
     u, s, v = _factorize(SVD, x, rows, columns, inner)
     return u, s, v

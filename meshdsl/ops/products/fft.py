@@ -92,13 +92,31 @@ def fft(x: Tensor, over: DimsLike) -> Tensor:
     """Returns the discrete Fourier transform along one dim or several; their names are kept.
 
     `md.fft.fft(x, "length")`; real numbers become complex ones first.
+
+    Raises:
+        ValueError: x lacks a dim, has integers or bools, or `over` has no dim.
+
+    Examples:
+        >>> x = md.named([1.0, 0.0, -1.0, 0.0], ["length"])
+        >>> print(md.fft.fft(x, "length"))
+        c64[length=4] [0.+0.j 2.+0.j 0.+0.j 2.+0.j]
     """
     return _transform(FFT, x, over)
 
 
 @operation
 def ifft(x: Tensor, over: DimsLike) -> Tensor:
-    """Returns the inverse of `fft`: `md.fft.ifft(x, ["height", "width"])`."""
+    """Returns the inverse of `fft`: `md.fft.ifft(x, ["height", "width"])`.
+
+    Raises:
+        ValueError: x lacks a dim, has integers or bools, or `over` has no dim.
+
+    Examples:
+        >>> x = md.named([[1.0, 2.0], [3.0, 4.0]], ["height", "width"])
+        >>> y = md.fft.fft(x, ["height", "width"])
+        >>> np.allclose(md.fft.ifft(y, ["height", "width"]), x)
+        True
+    """
     return _transform(IFFT, x, over)
 
 
@@ -111,6 +129,11 @@ def rfft(x: Tensor, over: DimsLike, into: DimLike | None = None) -> Tensor:
 
     Raises:
         ValueError: x is not real, or `into` has another size than size // 2 + 1.
+
+    Examples:
+        >>> x = md.named([1.0, 0.0, -1.0, 0.0], ["length"])
+        >>> print(md.fft.rfft(x, "length", "wave"))
+        c64[wave=3] [0.+0.j 2.+0.j 0.+0.j]
     """
     need_kind(x.dtype, "f")
     *others, last = _some(x, over)
@@ -128,6 +151,14 @@ def irfft(x: Tensor, over: DimsLike, into: DimLike | None = None) -> Tensor:
 
     Raises:
         ValueError: x is not complex, or `into` cannot come from as many waves.
+
+    Examples:
+        >>> x = md.named([1.0, 2.0, 4.0], ["length"])
+        >>> waves = md.fft.rfft(x, "length", "wave")
+        >>> print(md.fft.irfft(waves, "wave", md.Dimension("length", 3)))
+        f32[length=3] [1. 2. 4.]
+        >>> md.fft.irfft(waves, "wave", "length").dims
+        [length=2]
     """
     need_kind(x.dtype, "c")
     *others, last = _some(x, over)

@@ -148,6 +148,16 @@ def solve(a: Tensor, b: Tensor, rows: DimLike, columns: DimLike) -> Tensor:
 
     Raises:
         ValueError: a is not square, b lacks `rows` or has `columns`, or the dtypes differ.
+
+    Examples:
+        >>> a = md.named([[0.0, 2.0], [1.0, 0.0]], ["row", "column"])
+        >>> b = md.named([[4.0, 2.0], [3.0, 6.0]], ["row", "right"])
+        >>> x = md.linalg.solve(a, b, "row", "column")
+        >>> print(x)
+        f32[column=2, right=2] [[3. 6.]
+         [2. 1.]]
+        >>> np.allclose(md.einsum(a, x, over="column"), b)
+        True
     """
     row, b = _system(a, b, rows, columns)
     params = {"rows": row.name, "columns": a.shape.get(columns).name}
@@ -167,6 +177,15 @@ def triangular_solve(
 
     `x = md.linalg.triangular_solve(a, b, "row", "column")`; only one triangle of a is read, and
     with `unit_diagonal` its diagonal counts as 1. Otherwise as `solve`.
+
+    Raises:
+        ValueError: a is not square, b lacks `rows` or has `columns`, or the dtypes differ.
+
+    Examples:
+        >>> a = md.named([[2.0, 9.0], [1.0, 4.0]], ["row", "column"])  # the 9 is not read
+        >>> b = md.named([2.0, 9.0], ["row"])
+        >>> print(md.linalg.triangular_solve(a, b, "row", "column"))
+        f32[column=2] [1. 2.]
     """
     row, b = _system(a, b, rows, columns)
     params = {"rows": row.name, "columns": a.shape.get(columns).name}
@@ -181,6 +200,15 @@ def cholesky(x: Tensor, rows: DimLike, columns: DimLike) -> Tensor:
 
     `low = md.linalg.cholesky(x, "row", "column")`. x is replaced by (x + xᵀ) / 2; where that is
     not positive definite, the result is NaN.
+
+    Raises:
+        ValueError: x lacks one of the dims, is not square, or is neither float32 nor float64.
+
+    Examples:
+        >>> x = md.named([[4.0, 2.0], [2.0, 5.0]], ["row", "column"])
+        >>> print(md.linalg.cholesky(x, "row", "column"))
+        f32[row=2, column=2] [[2. 0.]
+         [1. 2.]]
     """
     row, column = matrix(x, rows, columns)
     return bind_one(CHOLESKY, (x,), {"rows": row.name, "columns": column.name})
@@ -191,6 +219,16 @@ def cholesky_solve(low: Tensor, b: Tensor, rows: DimLike, columns: DimLike) -> T
     """Returns `solve(a, b, rows, columns)` from the `low = cholesky(a, rows, columns)` of a.
 
     `md.linalg.cholesky_solve(low, b, "row", "column")`.
+
+    Raises:
+        ValueError: `low` is not square, b lacks `rows` or has `columns`, or the dtypes differ.
+
+    Examples:
+        >>> x = md.named([[4.0, 2.0], [2.0, 5.0]], ["row", "column"])
+        >>> low = md.linalg.cholesky(x, "row", "column")
+        >>> b = md.named([8.0, 8.0], ["row"])
+        >>> print(md.linalg.cholesky_solve(low, b, "row", "column"))
+        f32[column=2] [1.5 1. ]
     """
     row, column = matrix(low, rows, columns)
     k = unused(column.name, low.shape, b.shape)
@@ -204,6 +242,15 @@ def inverse(x: Tensor, rows: DimLike, columns: DimLike) -> Tensor:
     """Returns the inverse of a square matrix, which maps its rows to its columns.
 
     `md.linalg.inverse(x, "row", "column")`: the product with b over `row` is `solve(x, b, ...)`.
+
+    Raises:
+        ValueError: x lacks one of the dims, is not square, or has neither real nor complex numbers.
+
+    Examples:
+        >>> x = md.named([[2.0, 0.0], [0.0, 4.0]], ["row", "column"])
+        >>> print(md.linalg.inverse(x, "row", "column"))
+        f32[column=2, row=2] [[0.5  0.  ]
+         [0.   0.25]]
     """
     row, column = matrix(x, rows, columns, real=False)
     side = Dimension(unused(row.name, x.shape), row.size)
@@ -216,6 +263,15 @@ def slogdet(x: Tensor, rows: DimLike, columns: DimLike) -> tuple[Tensor, Tensor]
     """Returns the sign of the determinant, and the logarithm of its magnitude.
 
     `sign, log = md.linalg.slogdet(x, "row", "column")`; a singular matrix gives 0 and -inf.
+
+    Raises:
+        ValueError: x lacks one of the dims, is not square, or is neither float32 nor float64.
+
+    Examples:
+        >>> x = md.named([[0.0, 1.0], [1.0, 0.0]], ["row", "column"])
+        >>> sign, log = md.linalg.slogdet(x, "row", "column")
+        >>> print(sign, log)
+        f32[] -1. f32[] 0.
     """
     row, column = matrix(x, rows, columns)
     sign, log = bind(SLOGDET, (x,), {"rows": row.name, "columns": column.name}).outputs
@@ -227,6 +283,15 @@ def determinant(x: Tensor, rows: DimLike, columns: DimLike) -> Tensor:
     """Returns the determinant of a square matrix; its gradient is NaN where that is 0.
 
     `md.linalg.determinant(x, "row", "column")`.
+
+    Raises:
+        ValueError: x lacks one of the dims, is not square, or is neither float32 nor float64.
+
+    Examples:
+        >>> x = np.array([[[2.0, 0.0], [0.0, 3.0]], [[0.0, 1.0], [1.0, 0.0]]], "float32")
+        >>> x = md.named(x, ["batch", "row", "column"])
+        >>> print(md.linalg.determinant(x, "row", "column"))
+        f32[batch=2] [ 6. -1.]
     """
     sign, log = slogdet(x, rows, columns)
     return sign * exp(log)

@@ -304,6 +304,9 @@ def test_mistakes_are_told():
     b = random([batch, i])
     cases = [
         (lambda: linalg.cholesky(x, "i", "i"), "cholesky: rows and columns are one dim, `i`; a"),
+        (lambda: linalg.diagonal(x, "i", "i"), "diagonal: rows and columns are one dim, `i`; a"),
+        (lambda: linalg.trace(x, "i", "i"), "diagonal: rows and columns are one dim, `i`; a"),
+        (lambda: linalg.triangle(x, "i", "i"), "triangle: rows and columns are one dim, `i`; a"),
         (lambda: linalg.cholesky(wide, "i", "side"), "needs a square matrix, got i=4 rows and si"),
         (lambda: linalg.qr(x, "i", "jj", "k"), "qr: no dim `jj` in [batch=3, i=4, j=4]. Did you"),
         (lambda: linalg.qr(x, "i", "j", "batch"), "`batch` is a dim of f64[batch=3, i=4, j=4] al"),
