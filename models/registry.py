@@ -12,6 +12,7 @@ from meshdsl.models.own import attribute_of
 from meshdsl.tensors.dims import did_you_mean
 
 NAMES = tuple(MODELS)
+"""The names that `load` and `--model` know, beside models of your own."""
 
 
 def load(name: str, overrides: str = "") -> Model:

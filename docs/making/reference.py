@@ -6,7 +6,9 @@ that names it, so nothing public can be left out.
 
 from __future__ import annotations
 
+import ast
 import inspect
+import pkgutil
 import re
 import types
 from dataclasses import dataclass
@@ -161,7 +163,8 @@ def text_of(page: str) -> str:
 def _entry(written: str, value: Any) -> str:
     path = path_of(written)
     if _is_made(value) or not _is_code(value):  # its text is not in the source as a function's
-        return f"### {written} {{ #{path} }}\n\n{_signature(written, value)}{_says(value)}"
+        says = _says(value) if inspect.isfunction(value) else text_below(path)
+        return f"### {written} {{ #{path} }}\n\n{_signature(written, value)}{says}"
     return f"::: {path}\n    options:\n      heading: {written}\n      toc_label: {written}"
 
 
@@ -188,7 +191,28 @@ def _signature(written: str, value: Any) -> str:
 
 
 def _says(value: Any) -> str:
-    return inspect.getdoc(value) or "" if inspect.isfunction(value) else ""
+    return inspect.getdoc(value) or ""
+
+
+def text_below(path: str) -> str:
+    """Returns the string below the assignment of a type or a constant, in the source.
+
+    The module of the path may import the name from another one, which is then read.
+
+    Raises:
+        LookupError: there is no such string.
+    """
+    module, _, name = path.rpartition(".")
+    body = ast.parse(inspect.getsource(pkgutil.resolve_name(module))).body
+    for statement, below in zip(body, [*body[1:], None], strict=True):
+        imported = statement.names if isinstance(statement, ast.ImportFrom) else []
+        if name in [alias.name for alias in imported]:
+            return text_below(f"{statement.module}.{name}")
+        targets = getattr(statement, "targets", [getattr(statement, "target", None)])
+        assigned = name in [getattr(target, "id", None) for target in targets]
+        if assigned and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            return inspect.cleandoc(str(below.value.value))
+    raise LookupError(f"{path} has no text: write a string below its assignment in {module}")
 
 
 def _constant(value: Any) -> str:

@@ -40,6 +40,18 @@ class Slots:
             written to a cache that is shorter than the text, the slots must not wrap among them:
             let their number divide `start` and the number of slots.
         pads: s32[batch]; how many positions at the start of a row are pads.
+
+    Examples:
+        >>> length, memory = md.dims(length=2, memory_length=4)
+        >>> pads = md.named([0, 1], ["batch"])  # the second text begins with a pad
+        >>> slots = md.nn.Slots(length, memory, md.named(2, []), pads)
+        >>> print(slots.positions, slots.text_positions)
+        s32[length=2] [2 3] s32[length=2, batch=2] [[2 1]
+         [3 2]]
+        >>> cache, fresh = md.zeros([*pads.dims, memory]), md.ones([*pads.dims, length])
+        >>> print(slots.write(cache, fresh))
+        f32[batch=2, memory_length=4] [[0. 0. 1. 1.]
+         [0. 0. 1. 1.]]
     """
 
     def __init__(
@@ -75,6 +87,10 @@ def slots_needed(positions: int, window: int | None = None, chunk: int = 1) -> i
 
     `nn.slots_needed(4096, window=512, chunk=128)` is 640. Without a window, a text needs a slot
     for each position.
+
+    Examples:
+        >>> md.nn.slots_needed(4096, window=512, chunk=128)
+        640
     """
     if window is None:
         return positions

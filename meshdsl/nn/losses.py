@@ -77,6 +77,13 @@ def softmax_cross_entropy(
     Raises:
         ValueError: the logits lack the dim; the labels have other dims or are not integers; or a
             known label is outside of the classes.
+
+    Examples:
+        >>> logits = md.zeros(md.dims(batch=2, vocab=4))
+        >>> labels = md.named([3, -1], ["batch"])
+        >>> losses = md.nn.softmax_cross_entropy(logits, labels, ignore_label=-1)
+        >>> print(losses, np.log(4.0).round(3))
+        f32[batch=2] [1.3863 0.    ] 1.386
     """
     logits = at_least_float32(logits)
     classes = logits.shape.get(over)
@@ -129,6 +136,14 @@ def mean_where(x: md.Tensor, mask: md.Tensor, over: DimsLike | None = None) -> m
         x: floating-point, [...].
         mask: bool, any dims of x.
         over: the dims to take the mean over, by default all.
+
+    Examples:
+        >>> losses = md.named([[1.0, 2.0], [6.0, 100.0]], ["batch", "length"])
+        >>> labels = md.named([[5, 7], [2, -1]], ["batch", "length"])
+        >>> print(md.nn.mean_where(losses, labels != -1))
+        f32[] 3.
+        >>> print(md.nn.mean_where(losses, labels != -1, over="length"))
+        f32[batch=2] [1.5 6. ]
     """
     need_dims(mask, "the mask", x, "x", "broadcast x first: md.broadcast(x, dims)")
     wide = at_least_float32(x)

@@ -22,6 +22,13 @@ def mlp(
     """Returns activation(x w_in + bias_in) w_out + bias_out.
 
     `md.checkpoint` knows the activation's input as `mlp_hidden`.
+
+    Examples:
+        >>> x = md.named([[1.0, -1.0]], ["batch", "embed"])
+        >>> w_in = md.named([[1.0, 0.0, 2.0], [0.0, 1.0, 0.0]], ["embed", "d_ff"])
+        >>> w_out = md.ones(md.dims(d_ff=3, embed=2))
+        >>> print(md.nn.mlp(x, w_in, w_out, activation=md.relu))
+        f32[batch=1, embed=2] [[3. 3.]]
     """
     mlp_hidden = md.einsum(x, w_in, over=over)
     if bias_in is not None:
@@ -45,6 +52,14 @@ def gated_mlp(
     """Returns (activation(x w_gate) * x w_in) w_out (Shazeer 2020, "GLU variants", equation 6).
 
     `md.checkpoint` knows its two products as `mlp_gate` and `mlp_hidden`.
+
+    Examples:
+        >>> x = md.ones(md.dims(batch=2, embed=3))
+        >>> w_gate = w_in = md.ones(md.dims(embed=3, d_ff=8))
+        >>> w_out = md.ones(md.dims(d_ff=8, embed=3))
+        >>> print(md.nn.gated_mlp(x, w_gate, w_in, w_out, activation=md.relu))
+        f32[batch=2, embed=3] [[72. 72. 72.]
+         [72. 72. 72.]]
     """
     mlp_gate = md.name(md.einsum(x, w_gate, over=over), "mlp_gate")
     gate = activation(mlp_gate)

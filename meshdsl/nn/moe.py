@@ -65,6 +65,14 @@ def moe(
         ValueError: an unknown `dispatch`; `slots` below 1; with "sort", `experts` that are no tree
             of parameters, or that do not divide among `peers`, or `slots` without peers; `peers`
             without "sort".
+
+    Examples:
+        >>> x = md.named([[1.0, 0.0], [0.0, 1.0]], ["length", "embed"])
+        >>> router = md.named([[1.0, 0.0], [0.0, 1.0]], ["embed", "routed"])
+        >>> scale = md.named([10.0, 20.0], ["experts"])  # each expert's parameters
+        >>> print(md.nn.moe(x, md.nn.route(x, router, choices=1), lambda x: x * scale))
+        f32[length=2, embed=2] [[10.  0.]
+         [ 0. 20.]]
     """
     length = x.shape.get(over)
     if slots is not None and slots < 1:

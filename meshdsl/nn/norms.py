@@ -22,6 +22,12 @@ def rms_norm(
         over: the dims that are normalised together.
         scale: a factor, by default 1.
         eps: added to the mean square.
+
+    Examples:
+        >>> x = md.named([[3.0, 4.0], [0.0, 1.0]], ["batch", "embed"])
+        >>> print(md.nn.rms_norm(x, "embed") ** 2)
+        f32[batch=2, embed=2] [[0.72 1.28]
+         [0.   2.  ]]
     """
     wide = at_least_float32(x)
     normed = md.cast(wide * md.rsqrt(md.mean(md.square(wide), over) + eps), x.dtype)
@@ -44,6 +50,13 @@ def layer_norm(
         scale: a factor, by default 1.
         bias: a summand, by default 0.
         eps: added to the variance.
+
+    Examples:
+        >>> x = md.named([[1.0, 3.0], [10.0, 30.0]], ["batch", "embed"])
+        >>> scale = md.named([1.0, 2.0], ["embed"])
+        >>> print(md.nn.layer_norm(x, "embed", scale, eps=0.0))
+        f32[batch=2, embed=2] [[-1.  2.]
+         [-1.  2.]]
     """
     wide = at_least_float32(x)
     centred = wide - md.mean(wide, over)
@@ -74,6 +87,11 @@ def group_norm(
 
     Raises:
         ValueError: the channels do not divide into the groups.
+
+    Examples:
+        >>> x = md.named([[1.0, 3.0, 10.0, 30.0]], ["height", "channels"])
+        >>> print(md.nn.group_norm(x, "height", "channels", groups=2, eps=0.0))
+        f32[height=1, channels=4] [[-1.  1. -1.  1.]]
     """
     channel = x.shape.get(channels)
     if channel.size % groups:
@@ -105,6 +123,13 @@ def batch_norm(
         bias: a summand per channel, by default 0.
         eps: added to the variance.
         statistics: mean and variance to use instead of those of x, as in inference.
+
+    Examples:
+        >>> x = md.named([[1.0, 10.0], [3.0, 30.0]], ["batch", "channels"])
+        >>> y, (mean, variance) = md.nn.batch_norm(x, "batch", eps=0.0)
+        >>> print(y, mean, variance)
+        f32[batch=2, channels=2] [[-1. -1.]
+         [ 1.  1.]] f32[channels=2] [ 2. 20.] f32[channels=2] [  1. 100.]
     """
     wide = at_least_float32(x)
     if statistics is None:

@@ -27,6 +27,15 @@ class Rotation(md.Module):
     Attributes:
         cos, sin: [length, over], float32; the sine is negative for the first coordinates. With
             positions of their own, texts have their dims too.
+
+    Examples:
+        >>> length, kv = md.dims(length=8, kv=4)
+        >>> rotate = md.nn.rotation(length, kv)
+        >>> print(rotate.cos.dims, rotate.sin.dims, rotate.over)
+        [length=8, kv=4] [length=8, kv=4] kv
+        >>> q = md.ones([md.Dimension("heads", 2), length, kv])
+        >>> print(rotate(q).dims)
+        [heads=2, length=8, kv=4]
     """
 
     cos: md.Tensor
@@ -61,6 +70,14 @@ class RotaryScaling:
         original: the length of the first training; "linear" does not need it.
         magnitude: what cosine and sine are multiplied by. None: "yarn" and "longrope" sharpen
             scores for longer texts as their papers say, the others do not.
+
+    Examples:
+        >>> length, kv = md.dims(length=3, kv=2)
+        >>> half = md.nn.RotaryScaling("linear", 2.0)  # positions count half
+        >>> tables = md.nn.rotation(length, kv, scaling=half)
+        >>> unscaled = md.nn.rotation(md.Dimension("length", 2), kv)
+        >>> np.allclose(tables.cos.data[2], unscaled.cos.data[1])
+        True
     """
 
     kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
@@ -143,6 +160,13 @@ def rotation(
 
     Raises:
         ValueError: `over` has an odd size, or `scaling` is for another number of features.
+
+    Examples:
+        >>> length, kv = md.dims(length=8, kv=4)
+        >>> rotate = md.nn.rotation(length, kv)
+        >>> q = md.ones([length, md.Dimension("heads", 2), kv])
+        >>> np.allclose(rotate(q), md.nn.rotary(q))
+        True
     """
     if over.size % 2:
         raise ValueError(f"features are turned in pairs, but `{over.name}` has size {over.size}")
@@ -178,6 +202,12 @@ def rotary(
 
     Raises:
         ValueError: x lacks one of the dims, or `over` has an odd size.
+
+    Examples:
+        >>> q = md.named([[1.0, 0.0], [1.0, 0.0]], ["length", "kv"])
+        >>> turned = [[1.0, 0.0], [np.cos(1.0), np.sin(1.0)]]  # one radian per position
+        >>> np.allclose(md.nn.rotary(q), turned)
+        True
     """
     return rotation(x.shape.get(length), x.shape.get(over), base)(x)
 
@@ -207,6 +237,13 @@ def relative_bias(
 
     Returns:
         [length, memory, ...].
+
+    Examples:
+        >>> length, memory = md.dims(length=2, memory_length=3)
+        >>> table = md.named([0.0, 1.0, 2.0, 3.0], ["buckets"])
+        >>> print(md.nn.relative_bias(table, length, memory, causal=True))
+        f32[length=2, memory_length=3] [[0. 0. 0.]
+         [1. 0. 0.]]
     """
     count = table.shape.get(buckets).size
     behind = _behind(length, memory, positions, memory_positions)
@@ -237,6 +274,12 @@ def alibi_bias(
 
     `nn.alibi_bias([heads], length, memory_length)`. Of n heads, head i has slope 2 ** (-8 (i+1)/n).
     Positions are as in `relative_bias`.
+
+    Examples:
+        >>> heads, length, memory = md.dims(heads=1, length=2, memory_length=3)
+        >>> print(-256.0 * md.nn.alibi_bias([heads], length, memory))  # the slope is 1 / 256
+        f32[heads=1, length=2, memory_length=3] [[[0. 1. 2.]
+          [1. 0. 1.]]]
     """
     number, count = md.zeros([]), math.prod(dim.size for dim in heads)
     for dim in heads:

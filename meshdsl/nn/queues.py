@@ -69,6 +69,13 @@ def dropped_choices(
 
     Raises:
         ValueError: the experts do not divide among the peers.
+
+    Examples:
+        >>> x = md.ones(md.dims(length=4, embed=2))
+        >>> router = md.named([[1.0, 0.0], [0.0, 0.0]], ["embed", "routed"])  # all to the first
+        >>> routing = md.nn.route(x, router, choices=1)
+        >>> print(md.nn.dropped_choices(routing, slots=3))
+        f32[] 0.25
     """
     if peers is not None and (peers < 1 or routing.experts % peers):
         raise ValueError(f"{routing.experts} experts do not divide among peers={peers}")

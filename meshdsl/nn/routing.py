@@ -36,6 +36,13 @@ class RouterLosses(md.Module):
             the router has no bias.
         dropped: the share of the choices that `nn.moe` drops, by `nn.dropped_choices`. None: nobody
             has counted.
+
+    Examples:
+        >>> x = md.named([[1.0, 0.0], [0.0, 1.0]], ["length", "embed"])
+        >>> router = md.named([[1.0, 0.0], [0.0, 1.0]], ["embed", "routed"])
+        >>> losses = md.nn.route(x, router, choices=1).losses
+        >>> print(losses.balance, losses.tokens)  # each expert has one token; there is no bias
+        f32[] 1. None
     """
 
     balance: md.Tensor
@@ -51,6 +58,15 @@ class Routing(md.Module):
         expert: the expert's number, int32 [..., choice].
         weight: of its output, [..., choice].
         experts: how many there are.
+
+    Examples:
+        >>> x = md.named([[1.0, 0.0], [0.0, 3.0]], ["length", "embed"])
+        >>> router = md.named([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], ["embed", "routed"])
+        >>> routing = md.nn.route(x, router, choices=2)
+        >>> routing.expert.dims, routing.experts
+        ([length=2, choice=2], 3)
+        >>> print(md.index(routing.expert, "choice", 0))  # the best
+        s32[length=2] [0 2]
     """
 
     expert: md.Tensor
@@ -98,6 +114,13 @@ def route(
 
     Raises:
         ValueError: choices, groups and experts do not fit each other; it lists all conflicts.
+
+    Examples:
+        >>> x = md.named([[1.0, 0.0], [0.0, 3.0]], ["length", "embed"])
+        >>> router = md.named([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], ["embed", "routed"])
+        >>> routing = md.nn.route(x, router, choices=2)
+        >>> print(routing.expert.dims, md.sum(routing.weight, "choice"))
+        [length=2, choice=2] f32[length=2] [1. 1.]
     """
     count = router.shape.get(routed)
     problems = route_misfits(count, choices, groups, chosen_groups, group_score)
@@ -208,6 +231,12 @@ def balance_bias(
 
     Raises:
         ValueError: the bias has several dims, and `over` does not say which.
+
+    Examples:
+        >>> bias = md.zeros(md.dims(routed=3))
+        >>> tokens = md.named([6, 2, 4], ["routed"])  # how many chose each expert
+        >>> print(md.nn.balance_bias(bias, tokens, rate=0.5))
+        f32[routed=3] [-0.5  0.5  0. ]
     """
     if over is None and len(bias.shape) != 1:
         raise ValueError(f"a bias {bias.shape} has several dims: over= says which counts experts")

@@ -30,6 +30,13 @@ def row_noise(key: md.Tensor, rows: md.Tensor, over: Dimension) -> md.Tensor:
         key: one for all rows, or one for each, [*rows, random_key].
         rows: integers, the numbers of the rows. Those that differ by a multiple of
             2**32 / gcd(2**32, over.size) have the same noise.
+
+    Examples:
+        >>> key, vocab = md.random.key(0), md.Dimension("vocab", 5)
+        >>> two = md.nn.row_noise(key, md.named([3, 7], ["batch"]), vocab)
+        >>> one = md.nn.row_noise(key, md.named([7], ["batch"]), vocab)
+        >>> print(two.dims, np.array_equal(two.data[1], one.data[0]))
+        [batch=2, vocab=5] True
     """
     first = md.cast(rows, "uint32") * np.uint32(over.size)
     numbers = md.outer(md.add, first, md.arange(over, "uint32"))
@@ -48,6 +55,12 @@ def penalise_seen(scores: md.Tensor, seen: md.Tensor, penalty: md.Tensor | float
     Args:
         seen: bool, with dims of the scores.
         penalty: 1 changes nothing. A number, or a tensor: the result is then float32 or wider.
+
+    Examples:
+        >>> scores = md.named([2.0, -2.0, 3.0], ["vocab"])
+        >>> seen = md.named([True, True, False], ["vocab"])
+        >>> print(md.nn.penalise_seen(scores, seen, 2.0))
+        f32[vocab=3] [ 1. -4.  3.]
     """
     if isinstance(penalty, md.Tensor):
         scores = at_least_float32(scores)
@@ -82,6 +95,14 @@ def sample(
             sampling", section 3.1); 1 keeps all.
         min_p: keep those with at least this share of the largest probability (Nguyen et al. 2024,
             section 3); 0 keeps all.
+
+    Examples:
+        >>> scores = md.named([[0.0, 1.0, 9.0], [9.0, 1.0, 0.0]], ["batch", "vocab"])
+        >>> print(md.nn.sample(scores, "vocab"))  # the largest
+        s32[batch=2] [2 0]
+        >>> noise = md.nn.row_noise(md.random.key(0), md.arange(scores.dims[0]), scores.dims[1])
+        >>> print(md.nn.sample(scores, "vocab", noise, top_k=md.named([1, 1], ["batch"])))
+        s32[batch=2] [2 0]
     """
     over = scores.shape.get(over)
     scores = md.cast(scores, "float32") if scores.dtype.itemsize < 4 else scores

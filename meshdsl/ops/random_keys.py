@@ -26,6 +26,11 @@ from meshdsl.tracing.graph import Aval, Primitive
 from meshdsl.tracing.trace import bind_one
 
 KEY = Dimension("random_key", 2)
+"""The last dim of a random key.
+
+`md.random.key(0)` is u32[random_key=2]; keys that are stacked along a dim `layers` are
+u32[layers, random_key=2].
+"""
 _UINT32 = np.dtype("uint32")
 # High counter words of keys made by `fold_in` and by name; elements have far smaller ones.
 _FOLDED, _NAMED = 2**31, 2**31 + 2**30

@@ -22,6 +22,16 @@ from meshdsl.tensors.module import Module, path_of
 from meshdsl.tensors.tensor import Tensor
 
 Mask: TypeAlias = Callable[[str, Shape], bool]
+"""Chooses parameters: a function of a parameter's path and shape.
+
+    def mask(path, shape):  # all but the biases decay
+        return not path.endswith("bias")
+
+    optimizer = md.optim.AdamW(1e-3, weight_decay=0.1, mask=mask)
+
+Optimizers take `is_matrix` by default. `Excluding` leaves out parameters by their paths. Masks are
+called while the step is traced, once for each parameter.
+"""
 STACKED = ("layers",)  # dims of several parameters in one
 
 

@@ -16,6 +16,16 @@ from meshdsl.tensors.dims import did_you_mean
 from meshdsl.tensors.tensor import Tensor
 
 Schedule: TypeAlias = Callable[[Tensor], Tensor]
+"""Gives the learning rate of a step: a function from s32[] to f32[]. Step 0 is the first update.
+
+    def halving(step):  # every 1000 steps
+        return 1e-3 * 0.5 ** md.floor(md.cast(step, "float32") / 1000)
+
+    optimizer = md.optim.AdamW(halving)
+
+`md.optim.schedules` has the usual ones. A schedule is traced with the step, so it is written in
+operations of meshdsl, and Python's `if` cannot ask for the step.
+"""
 
 
 def constant(value: float) -> Schedule:

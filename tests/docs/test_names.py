@@ -14,7 +14,6 @@ from docs.making import reference
 SHOWN: tuple[str, ...] = (
     "tensors",
     "programs",
-    "elementwise",
     "dims",
     "reductions",
     "products",

@@ -50,6 +50,16 @@ def test_a_page_has_an_entry_for_each_of_its_names(page):
         assert f"::: {path}\n" in text or f"### {written} {{ #{path} }}" in text
 
 
+def test_a_type_or_a_constant_has_the_text_below_its_assignment():
+    text = reference.text_of("optim")
+    assert "### md.optim.Mask { #meshdsl.optim.Mask }" in text
+    assert "Chooses parameters: a function of a parameter's path and shape." in text
+    assert "Gives the learning rate of a step" in text
+    assert "The last dim of a random key." in reference.text_of("random")
+    with pytest.raises(LookupError, match=r"below its assignment in meshdsl\.optim\.opt"):
+        reference.text_below("meshdsl.optim.optimizer.STACKED")
+
+
 def test_a_module_that_no_page_takes_is_named(monkeypatch):
     monkeypatch.setattr(reference, "PAGES", {})
     with pytest.raises(LookupError, match=r"md\.softmax of meshdsl\.ops\.reductions\.softmax is"):
