@@ -1,6 +1,7 @@
 """The JAX backend where XLA:CPU is particular."""
 
 import numpy as np
+import pytest
 
 import meshdsl as md
 from tests.ops.agreement import random
@@ -34,3 +35,20 @@ def test_a_single_row_can_be_transformed():
     for layout in ("e:y; f:x?", "e:y", "f:y; e:x?"):
         found = md.jit(waves, "x:2,y:4", layout)(x)
         np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("cut", [(1, 1), (0, 2), (3, 0), (2, 1)])
+def test_a_window_reaches_beyond_an_operand_that_another_one_spreads_out(cut):
+    """XLA:CPU ended the process: it cut filters whose ends meet padding alone, and failed then."""
+    x = random(md.dims(height=1, width=3, channels=2))
+    filters = random(md.dims(down=4, across=2, features=2, channels=2), seed=1)
+    sides = {"height": "down", "width": "across"}
+    padding = {"height": cut, "width": (1, 1)}
+
+    def spread(x, filters):
+        strides = {"height": 1, "width": 2}
+        return md.conv_transpose(x, filters, sides, "channels", "features", strides, padding)
+
+    expected = md.jit(spread, backend="numpy")(x, filters)
+    found = md.jit(spread)(x, filters)
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-9, atol=1e-12)

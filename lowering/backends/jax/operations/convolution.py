@@ -70,9 +70,13 @@ def _convolve(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any
     window = _arranged(inputs[1], filters.local, rhs)
     windows = [_Window(slide, x.local, filters.local, out.local) for slide in slides]
     flipped = [p for p, w in zip(rhs.axes[2:], windows, strict=True) if w.slide.dilation < 0]
+    window = lax.rev(window, flipped) if flipped else window
+    for p, w in zip(rhs.axes[2:], windows, strict=True):
+        if w.end - w.first < window.shape[p]:
+            window = lax.slice_in_dim(window, w.first, w.end, axis=p)
     product = lax.conv_general_dilated(
         data,
-        lax.rev(window, flipped) if flipped else window,
+        window,
         window_strides=[abs(w.slide.stride) for w in windows],
         padding=[w.padding for w in windows],
         lhs_dilation=[w.slide.base for w in windows],
@@ -91,13 +95,29 @@ def _convolve(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any
 
 
 class _Window:
-    """A slide, with the padding of the operand that gives the result's number of windows."""
+    """A slide, with the padding of the operand that gives the result's number of windows.
+
+    Attributes:
+        first, end: the positions of the window, in rising order of those of the operand, that meet
+            more than padding. XLA:CPU (jaxlib 0.10.2) cuts the others off by itself, and ends the
+            process if the operand has zeros between its elements along another dim.
+        padding: of the operand, for these.
+    """
 
     def __init__(self, slide: Slide, x: Shape, window: Shape, out: Shape) -> None:
         outs, size = out.get(slide.out).size, window.get(slide.window).size
-        first, last = slide.reach(outs, size)
+        low, high = slide.reach(outs, size)
+        last = (x.get(slide.x).size - 1) * slide.base
+        stride, step = abs(slide.stride), abs(slide.dilation)
+
+        def meets(w: int) -> bool:  # of results, one begins where position w is inside of x
+            nearest = max(0, -((low + w * step) // stride))
+            return nearest < outs and low + w * step + nearest * stride <= last
+
         self.slide = slide
-        self.padding = (-first, last - (x.get(slide.x).size - 1) * slide.base)
+        self.first = next((w for w in range(size) if meets(w)), 0)
+        self.end = next((w for w in reversed(range(size)) if meets(w)), size - 1) + 1
+        self.padding = -low - self.first * step, high - last - (size - self.end) * step
 
 
 EMITTERS: Mapping[str, Emitter] = {
