@@ -15,6 +15,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.pipelines.named import named
 
+AXES_PALE = "#fed7aa"  # of what is partial
 FOLDER = Path(__file__).resolve().parents[1] / "pictures"
 
 
@@ -294,9 +295,64 @@ def halo() -> Canvas:
     return canvas
 
 
+def cut() -> Canvas:
+    """Two programs, which of their values stay partial, and where the cut has them reduced."""
+
+    def linear(h: md.Tensor, w: md.Tensor, g: md.Tensor, v: md.Tensor) -> md.Tensor:
+        one, two = md.einsum(h, w, over="d_ff"), md.einsum(g, v, over="d_ff")
+        return 2 * (one + two)
+
+    def bent(h: md.Tensor, w: md.Tensor, g: md.Tensor, v: md.Tensor) -> md.Tensor:
+        one, two = md.einsum(h, w, over="d_ff"), md.einsum(g, v, over="d_ff")
+        return md.tanh(one) + two
+
+    mesh, rules = "model:4", "d_ff:model"
+    specs = [_spec(batch=8, d_ff=64), _spec(d_ff=64, embed=32)] * 2
+    canvas = Canvas(780, 330, "Which values stay partial sums, and where they are reduced")
+    rows = (
+        (linear, "2 * (one + two)", ("one", "two", "one + two", "2 * (...)")),
+        (bent, "tanh(one) + two", ("one", "two", "tanh(one)", "... + two")),
+    )
+    for number, (function, title, names) in enumerate(rows):
+        is_bent = function is bent
+        places = ((40, 0), (40, 52), (250, 0 if is_bent else 26), (460, 26))
+        jitted, y = md.jit(function, mesh, rules), 66 + 136 * number
+        reduced = jitted.stages(*specs).reduced
+        strategies = reduced.planned.strategies
+        made = [op for op in strategies if op.name in ("einsum", "add", "multiply", "tanh")]
+        sent = sum(one.wire_bytes for one in jitted.lower(*specs).collectives)
+        canvas.text(24, y - 14, title, 14, mono=True, bold=True)
+        canvas.text(250, y - 14, f"sends {_kib(sent)} per device", 13, PALE)
+        edges = [(0, 2), (2, 3), (1, 3) if is_bent else (1, 2)]
+        partial = [
+            bool(strategies[op].results[0].partial or op.outputs[0] in reduced.partial)
+            for op in made
+        ]
+        for start, end in edges:
+            (x, down), (to_x, to_down) = places[start], places[end]
+            canvas.arrow(x + 132, y + down + 17, to_x - 2, y + to_down + 17)
+        canvas.arrow(592, y + 43, 656, y + 43)
+        for name, (x, down), is_partial in zip(names, places, partial, strict=True):
+            fill = AXES_PALE if is_partial else "white"
+            canvas.box(x, y + down, 130, 34, fill=fill, stroke="#4b5563")
+            canvas.text(x + 65, y + down + 22, name, 13, mono=True, anchor="middle")
+        canvas.text(664, y + 48, "result", 13, mono=True)
+        at = 210 * sum((True, partial[2], partial[2] and partial[3]))
+        canvas.parts.append(
+            f'<line x1="{at}" y1="{y - 6}" x2="{at}" y2="{y + 96}" stroke="{AXES["model"]}" '
+            'stroke-width="2" stroke-dasharray="6 4"/>'
+        )
+    words = "Coloured: a partial sum over model. Dashed: the cut; what crosses it is reduced."
+    canvas.text(24, 314, words, 13, PALE)
+    return canvas
+
+
 PICTURES: dict[str, Callable[[], Canvas]] = {
     drawn.__name__: drawn
-    for drawn in (layout, splits, if_free, padding, partial_sums, storage, dims, pipeline, halo)
+    for drawn in (
+        *(layout, splits, if_free, padding, partial_sums, storage, dims, pipeline, halo),
+        cut,
+    )
 }
 
 
