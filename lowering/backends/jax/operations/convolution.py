@@ -69,17 +69,19 @@ def _convolve(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any
     data = _arranged(inputs[0], x.local, lhs)
     window = _arranged(inputs[1], filters.local, rhs)
     windows = [_Window(slide, x.local, filters.local, out.local) for slide in slides]
+    bases = [slide.base for slide in slides]
+    if math.prod(w.size for w in windows) > math.prod(x.local.get(s.x).size for s in slides):
+        # XLA:CPU (jaxlib 0.10.2) lets such operands and filters change places, forgets it for dims
+        # with zeros between their elements, and ends the process. So these are written out.
+        data = _spread(data, dict(zip(lhs.axes[2:], bases, strict=True)))
+        bases = [1] * len(bases)
     flipped = [p for p, w in zip(rhs.axes[2:], windows, strict=True) if w.slide.dilation < 0]
-    window = lax.rev(window, flipped) if flipped else window
-    for p, w in zip(rhs.axes[2:], windows, strict=True):
-        if w.end - w.first < window.shape[p]:
-            window = lax.slice_in_dim(window, w.first, w.end, axis=p)
     product = lax.conv_general_dilated(
         data,
-        window,
+        lax.rev(window, flipped) if flipped else window,
         window_strides=[abs(w.slide.stride) for w in windows],
         padding=[w.padding for w in windows],
-        lhs_dilation=[w.slide.base for w in windows],
+        lhs_dilation=bases,
         rhs_dilation=[abs(w.slide.dilation) for w in windows],
         dimension_numbers=lax.ConvDimensionNumbers(lhs.axes, rhs.axes, merged_out.axes),
         feature_group_count=math.prod(x.local.get(n).size for n in group),
@@ -94,30 +96,26 @@ def _convolve(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any
     return product.reshape(dims.sizes).transpose([dims.position(n) for n in out.local.names])
 
 
+def _spread(data: Any, bases: Mapping[int, int]) -> Any:
+    """Returns an array with `base - 1` zeros between its elements along some axes."""
+    if all(base == 1 for base in bases.values()):
+        return data
+    between = [(0, 0, bases.get(axis, 1) - 1) for axis in range(data.ndim)]
+    return lax.pad(data, jnp.zeros((), data.dtype), between)
+
+
 class _Window:
     """A slide, with the padding of the operand that gives the result's number of windows.
 
     Attributes:
-        first, end: the positions of the window, in rising order of those of the operand, that meet
-            more than padding. XLA:CPU (jaxlib 0.10.2) cuts the others off by itself, and ends the
-            process if the operand has zeros between its elements along another dim.
-        padding: of the operand, for these.
+        size: of the window.
     """
 
     def __init__(self, slide: Slide, x: Shape, window: Shape, out: Shape) -> None:
         outs, size = out.get(slide.out).size, window.get(slide.window).size
-        low, high = slide.reach(outs, size)
-        last = (x.get(slide.x).size - 1) * slide.base
-        stride, step = abs(slide.stride), abs(slide.dilation)
-
-        def meets(w: int) -> bool:  # of results, one begins where position w is inside of x
-            nearest = max(0, -((low + w * step) // stride))
-            return nearest < outs and low + w * step + nearest * stride <= last
-
-        self.slide = slide
-        self.first = next((w for w in range(size) if meets(w)), 0)
-        self.end = next((w for w in reversed(range(size)) if meets(w)), size - 1) + 1
-        self.padding = -low - self.first * step, high - last - (size - self.end) * step
+        first, last = slide.reach(outs, size)
+        self.slide, self.size = slide, size
+        self.padding = (-first, last - (x.get(slide.x).size - 1) * slide.base)
 
 
 EMITTERS: Mapping[str, Emitter] = {
