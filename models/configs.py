@@ -84,6 +84,15 @@ class TransformerConfig:
 
     Raises:
         ValueError: sizes that do not fit each other; every problem is told.
+
+    Examples:
+        >>> from meshdsl.models import TransformerConfig
+        >>> config = TransformerConfig(layers=2, embed=64, heads=4, vocab=256, max_length=128)
+        >>> config.kv_size, config.d_ff_size
+        (16, 256)
+        >>> TransformerConfig(layers=2, embed=64, heads=5, vocab=256, max_length=128)
+        Traceback (most recent call last):
+        ValueError: embed=64 does not divide into heads=5; give kv
     """
 
     layers: int

@@ -48,6 +48,13 @@ def with_lora(model: Model, ranks: str) -> Model:
     Raises:
         ValueError: the text is no list of patterns with ranks. Tracing `init` raises it where a
             pattern matches no parameter or one that is no matrix, or where the rank is too large.
+
+    Examples:
+        >>> from meshdsl.models import load, with_lora
+        >>> from meshdsl.training import spec_of
+        >>> model = with_lora(load("gpt_mini", "layers=2"), "blocks/**/query:8")
+        >>> spec_of(model.init).adapters["blocks/attention/query"].down
+        f32[layers=2, embed=256, adapter=8]
     """
     wanted = _read(ranks)
 

@@ -110,6 +110,18 @@ class Model:
             writes text has `vocab`, the number of its tokens.
         rebuild: makes the model of another configuration; needed for overrides.
         decoding: how it writes text; None: it does not.
+
+    Examples:
+        >>> from meshdsl.models import Model
+        >>> def init(key):
+        ...     return {"w": md.random.normal(key, md.dims(embed=4))}
+        >>> def loss(params, batch):
+        ...     return md.mean(md.einsum(batch["x"], params["w"], over="embed") ** 2)
+        >>> def batch_spec(batch_size, length):
+        ...     return {"x": md.spec(md.dims(batch=batch_size, embed=4))}
+        >>> model = Model("linear", init, loss, batch_size=8, batch_spec=batch_spec)
+        >>> model.batch_spec(model.batch_size, model.length)
+        {'x': f32[batch=8, embed=4]}
     """
 
     name: str

@@ -29,6 +29,12 @@ def load(name: str, overrides: str = "") -> Model:
     Raises:
         ValueError: unknown name, folder, module, file or attribute (choices shown), an attribute
             that is no model, or overrides that do not fit; all of these are told.
+
+    Examples:
+        >>> from meshdsl.models import load
+        >>> model = load("gpt2_small", "layers=8,embed=512,heads=8")
+        >>> model.config.layers, model.config.embed
+        (8, 512)
     """
     if name in MODELS:
         model = MODELS[name].model(name)

@@ -32,6 +32,12 @@ class AdafactorState(Module):
         column: means over the second largest dim, of the same parameters.
         full: the squares of all other parameters, element by element.
         mean: running means of the updates; None without momentum.
+
+    Examples:
+        >>> optimizer = md.optim.Adafactor(1e-2, min_dim_size_to_factor=4)
+        >>> state = md.jit(optimizer.init)({"w": md.ones(md.dims(embed=4, d_ff=8))})
+        >>> print(state.row.params["w"].dims, state.column.params["w"].dims, state.full.params["w"])
+        [embed=4] [d_ff=8] None
     """
 
     row: Mirror
@@ -71,6 +77,14 @@ class Adafactor:
 
     Raises:
         ValueError: a hyperparameter is out of range; all of them are reported.
+
+    Examples:
+        >>> optimizer = md.optim.Adafactor(0.5)
+        >>> params, g = md.named([1.0, 1.0], ["embed"]), md.named([5.0, -0.1], ["embed"])
+        >>> state = md.jit(optimizer.init)(params)
+        >>> params, state = md.jit(optimizer.update)(g, state, params, 0)  # step 0
+        >>> print(params)
+        f32[embed=2] [0.5 1.5]
     """
 
     learning_rate: float | Schedule

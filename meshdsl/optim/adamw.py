@@ -20,7 +20,13 @@ from meshdsl.tensors.tensor import Tensor
 
 
 class AdamState(Module):
-    """Running means of the gradients and of their squares."""
+    """Running means of the gradients and of their squares.
+
+    Examples:
+        >>> state = md.jit(md.optim.AdamW(1e-3).init)({"w": md.ones(md.dims(embed=2), "bfloat16")})
+        >>> print(state.mean_square.params["w"])  # in float32
+        f32[embed=2] [0. 0.]
+    """
 
     mean: Mirror
     mean_square: Mirror
@@ -45,6 +51,14 @@ class AdamW:
 
     Raises:
         ValueError: a hyperparameter is out of range; all of them are reported.
+
+    Examples:
+        >>> optimizer = md.optim.AdamW(0.5)
+        >>> params, g = md.named([1.0, 1.0], ["embed"]), md.named([5.0, -0.1], ["embed"])
+        >>> state = md.jit(optimizer.init)(params)
+        >>> params, state = md.jit(optimizer.update)(g, state, params, 0)  # step 0
+        >>> print(params)  # the first step has the size of the rate
+        f32[embed=2] [0.5 1.5]
     """
 
     learning_rate: float | Schedule

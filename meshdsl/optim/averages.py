@@ -18,7 +18,14 @@ from meshdsl.tensors.tensor import Tensor
 
 
 class EmaState(Module):
-    """The averages, in `accumulator` dtypes, and the state of the optimizer."""
+    """The averages, in `accumulator` dtypes, and the state of the optimizer.
+
+    Examples:
+        >>> optimizer = md.optim.Ema(md.optim.AdamW(1e-3))
+        >>> state = md.jit(optimizer.init)({"w": md.ones(md.dims(embed=2))})
+        >>> print(state.ema.params["w"], state.inner.mean.params["w"])
+        f32[embed=2] [1. 1.] f32[embed=2] [0. 0.]
+    """
 
     ema: Mirror
     inner: Any
@@ -43,6 +50,14 @@ class Ema:
 
     Raises:
         ValueError: the decay is out of range.
+
+    Examples:
+        >>> optimizer = md.optim.Ema(md.optim.Sgd(1.0), decay=0.9)
+        >>> params, g = md.named([2.0], ["embed"]), md.named([1.0], ["embed"])
+        >>> state = md.jit(optimizer.init)(params)
+        >>> params, state = md.jit(optimizer.update)(g, state, params, 0)
+        >>> print(params, state.ema.params)  # 0.1 * 2 + 0.9 * 1
+        f32[embed=1] [1.] f32[embed=1] [1.1]
     """
 
     optimizer: Optimizer | Transformation

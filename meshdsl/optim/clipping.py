@@ -14,7 +14,13 @@ from meshdsl.tensors.tensor import Tensor
 
 
 def global_norm(tree: Any) -> Tensor:
-    """Returns sqrt(sum of the squares of all elements), without dims; float32 at least."""
+    """Returns sqrt(sum of the squares of all elements), without dims; float32 at least.
+
+    Examples:
+        >>> grads = {"w": md.named([3.0, 0.0], ["embed"]), "bias": md.named(4.0, [])}
+        >>> print(md.jit(md.optim.global_norm)(grads))
+        f32[] 5.
+    """
     leaves = [ops.cast(leaf, accumulator(leaf.dtype)) for leaf in jax.tree.leaves(tree)]
     widest = max((leaf.dtype for leaf in leaves), key=lambda d: d.itemsize, default="float32")
     total = ops.zeros([], widest)
@@ -43,6 +49,12 @@ def clip_by_global_norm(
 
     Raises:
         ValueError: `max_norm` is not above 0, or not finite.
+
+    Examples:
+        >>> grads = {"w": md.named([3.0, 0.0], ["embed"]), "bias": md.named(4.0, [])}
+        >>> clipped, norm = md.jit(lambda tree: md.optim.clip_by_global_norm(tree, 1.0))(grads)
+        >>> print(clipped["w"], clipped["bias"], norm)
+        f32[embed=2] [0.6 0. ] f32[] 0.8 f32[] 5.
     """
     if problem := bad_norm(max_norm):
         raise ValueError(f"clip_by_global_norm: max_norm {problem}")

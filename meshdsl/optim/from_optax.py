@@ -60,6 +60,15 @@ def from_optax(
 
     Raises:
         ValueError: it has no such methods, or the rate is out of range.
+
+    Examples:
+        >>> import optax
+        >>> optimizer = md.optim.from_optax(optax.adam(0.5))
+        >>> params, g = md.named([1.0, 1.0], ["embed"]), md.named([5.0, -0.1], ["embed"])
+        >>> state = md.jit(optimizer.init)(params)
+        >>> params, state = md.jit(optimizer.update)(g, state, params, 0)
+        >>> print(params)
+        f32[embed=2] [0.5 1.5]
     """
     return FromOptax(transformation, learning_rate)
 
@@ -69,6 +78,13 @@ def as_optimizer(optimizer: Optimizer | Transformation) -> Optimizer:
 
     Raises:
         ValueError: it is neither, or a class of them.
+
+    Examples:
+        >>> import optax
+        >>> md.optim.as_optimizer(md.optim.Sgd(0.1)).learning_rate
+        0.1
+        >>> type(md.optim.as_optimizer(optax.adam(1e-3))).__name__
+        'FromOptax'
     """
     if isinstance(optimizer, type):
         name = optimizer.__name__
@@ -83,7 +99,17 @@ def as_optimizer(optimizer: Optimizer | Transformation) -> Optimizer:
 
 @dataclass(frozen=True)
 class FromOptax:
-    """See `from_optax`."""
+    """See `from_optax`.
+
+    Raises:
+        ValueError: as of `from_optax`.
+
+    Examples:
+        >>> import optax
+        >>> optimizer = md.optim.from_optax(optax.sgd(0.1), learning_rate=0.1)
+        >>> type(optimizer) is md.optim.FromOptax, optimizer.learning_rate
+        (True, 0.1)
+    """
 
     transformation: Transformation
     learning_rate: float | Schedule | None = None

@@ -18,7 +18,13 @@ from meshdsl.tensors.tensor import Tensor
 
 
 class LionState(Module):
-    """Running means of the gradients."""
+    """Running means of the gradients.
+
+    Examples:
+        >>> state = md.jit(md.optim.Lion(1e-4).init)({"w": md.ones(md.dims(embed=2))})
+        >>> print(state.mean.params["w"])
+        f32[embed=2] [0. 0.]
+    """
 
     mean: Mirror
 
@@ -41,6 +47,14 @@ class Lion:
 
     Raises:
         ValueError: a hyperparameter is out of range; all of them are reported.
+
+    Examples:
+        >>> optimizer = md.optim.Lion(0.5)
+        >>> params, g = md.named([1.0, 1.0], ["embed"]), md.named([5.0, -0.1], ["embed"])
+        >>> state = md.jit(optimizer.init)(params)
+        >>> params, state = md.jit(optimizer.update)(g, state, params, 0)  # step 0
+        >>> print(params)  # each step has the size of the rate
+        f32[embed=2] [0.5 1.5]
     """
 
     learning_rate: float | Schedule

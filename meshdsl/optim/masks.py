@@ -24,6 +24,12 @@ class Excluding:
         patterns: globs as in layouts: their components occur in a row in the path; `*` is one
             component or a part of one, `**` any number.
         otherwise: the mask of all other parameters; by default all but biases and scales.
+
+    Examples:
+        >>> mask = md.optim.Excluding(["embedding", "blocks/**/router"])
+        >>> dims = md.Shape(md.dims(embed=4, d_ff=8))
+        >>> mask("blocks/mlp/w_in", dims), mask("blocks/mlp/router", dims)
+        (True, False)
     """
 
     patterns: Sequence[str]

@@ -42,6 +42,14 @@ class MuonState(Module):
         momentum: running means of the gradients, of matrices.
         mean: running means of the gradients, of parameters that AdamW updates.
         mean_square: running means of their squares, of the same.
+
+    Examples:
+        >>> params = {"w": md.ones(md.dims(embed=4, d_ff=8)), "scale": md.ones(md.dims(embed=4))}
+        >>> state = md.jit(md.optim.Muon(2e-2).init)(params)
+        >>> print(state.momentum.params["w"].dims, state.momentum.params["scale"])
+        [embed=4, d_ff=8] None
+        >>> print(state.mean.params["w"], state.mean.params["scale"].dims)
+        None [embed=4]
     """
 
     momentum: Mirror
@@ -92,6 +100,15 @@ class Muon:
 
     Raises:
         ValueError: a hyperparameter is out of range; all of them are reported.
+
+    Examples:
+        >>> optimizer = md.optim.Muon(0.1)
+        >>> params = md.named([[1.0, 0.0], [0.0, 1.0]], ["embed", "d_ff"])
+        >>> g = md.named([[3.0, 1.0], [0.0, 2.0]], ["embed", "d_ff"])
+        >>> state, update = md.jit(optimizer.init)(params), md.jit(optimizer.update)
+        >>> small, large = update(g, state, params, 0), update(100.0 * g, state, params, 0)
+        >>> np.allclose(small[0], large[0])  # the size of a gradient does not count
+        True
     """
 
     learning_rate: float | Schedule

@@ -36,7 +36,22 @@ STACKED = ("layers",)  # dims of several parameters in one
 
 
 class Optimizer(Protocol):
-    """Computes new parameters from gradients."""
+    """Computes new parameters from gradients.
+
+    Examples:
+        >>> class SignDescent:
+        ...     learning_rate = 0.5
+        ...     def init(self, params):
+        ...         return None
+        ...     def update(self, grads, state, params, step):
+        ...         step = lambda path, g, p: (p - self.learning_rate * md.sign(g),)
+        ...         return md.optim.update_each(step, params, grads)[0], state
+        >>> optimizer: md.optim.Optimizer = SignDescent()
+        >>> x, g = md.named([1.0, 1.0], ["embed"]), md.named([5.0, -0.1], ["embed"])
+        >>> params, state = md.jit(optimizer.update)(g, None, x, 0)
+        >>> print(params)
+        f32[embed=2] [0.5 1.5]
+    """
 
     @property
     def learning_rate(self) -> float | Schedule | None:
@@ -55,7 +70,14 @@ class Optimizer(Protocol):
 
 
 class Mirror(Module):
-    """A tree like the parameters; its paths contain `params`."""
+    """A tree like the parameters; its paths contain `params`.
+
+    Examples:
+        >>> mean = md.optim.Mirror({"w": md.zeros(md.dims(embed=2))})
+        >>> total = md.jit(lambda optimizer: md.sum(optimizer.params["w"]))
+        >>> total.trace(mean).input_paths  # rules for `params/...` apply, and for `optimizer/...`
+        ('optimizer/params/w',)
+    """
 
     params: Any
 
@@ -64,6 +86,11 @@ def is_matrix(path: str, shape: Shape) -> bool:
     """Whether a parameter is no scale and no bias: by its name and two dims besides `layers`.
 
     The name counts because a bias of several heads has two dims too.
+
+    Examples:
+        >>> shape = md.Shape(md.dims(layers=2, heads=4, kv=8))
+        >>> [md.optim.is_matrix(path, shape) for path in ("blocks/query", "blocks/query_bias")]
+        [True, False]
     """
     name = path.rpartition("/")[2]
     return len(shape.without(STACKED)) >= 2 and not name.endswith(("bias", "scale"))
@@ -78,6 +105,12 @@ def zeros_like(
 
     Args:
         dims: (path, shape) -> the dims of a parameter's zeros; None for none.
+
+    Examples:
+        >>> params = {"w": md.ones(md.dims(embed=2), "bfloat16"), "steps": md.named(3, [])}
+        >>> zeros = md.jit(md.optim.zeros_like)(params)
+        >>> print(zeros.params["w"], zeros.params["steps"])
+        f32[embed=2] [0. 0.] None
     """
 
     def zero(keys: Any, p: Tensor) -> Tensor | None:
@@ -99,6 +132,21 @@ def update_each(
 
     Returns:
         The parameters and the states.
+
+    Raises:
+        ValueError: a parameter with a gradient is complex.
+
+    Examples:
+        >>> def step(path, g, velocity, p):
+        ...     velocity = 0.9 * velocity + g
+        ...     return p - 0.1 * velocity, velocity
+        >>> @md.jit
+        ... def train_step(params, grads):
+        ...     return md.optim.update_each(step, params, grads, md.optim.zeros_like(params))
+        >>> params, g = {"w": md.ones(md.dims(embed=2))}, md.named([1.0, -1.0], ["embed"])
+        >>> params, [velocity] = train_step(params, {"w": g})
+        >>> print(params["w"], velocity.params["w"])
+        f32[embed=2] [0.9 1.1] f32[embed=2] [ 1. -1.]
     """
 
     def one(keys: Any, p: Tensor, g: Tensor | None, *own: Any) -> _Results:

@@ -29,19 +29,46 @@ operations of meshdsl, and Python's `if` cannot ask for the step.
 
 
 def constant(value: float) -> Schedule:
-    """Returns `value` at every step."""
+    """Returns `value` at every step.
+
+    Raises:
+        ValueError: a rate or a number of steps is out of range; all of them are reported.
+
+    Examples:
+        >>> rate = md.optim.schedules.constant(0.5)
+        >>> [round(float(rate(md.named(step, []))), 3) for step in (0, 100)]
+        [0.5, 0.5]
+    """
     _check(value=value)
     return lambda step: ops.full([], value)
 
 
 def linear(start: float, end: float, steps: int) -> Schedule:
-    """Goes from `start` at step 0 to `end` at step `steps` in a straight line."""
+    """Goes from `start` at step 0 to `end` at step `steps` in a straight line.
+
+    Raises:
+        ValueError: a rate or a number of steps is out of range; all of them are reported.
+
+    Examples:
+        >>> rate = md.optim.schedules.linear(1.0, 0.0, steps=4)
+        >>> [round(float(rate(md.named(step, []))), 3) for step in (0, 1, 4, 9)]
+        [1.0, 0.75, 0.0, 0.0]
+    """
     _check(steps=steps, start=start, end=end)
     return lambda step: start + (end - start) * _fraction(step, steps)
 
 
 def cosine(start: float, end: float, steps: int) -> Schedule:
-    """Goes from `start` to `end` along half a cosine (Loshchilov and Hutter 2017, equation 5)."""
+    """Goes from `start` to `end` along half a cosine (Loshchilov and Hutter 2017, equation 5).
+
+    Raises:
+        ValueError: a rate or a number of steps is out of range; all of them are reported.
+
+    Examples:
+        >>> rate = md.optim.schedules.cosine(1.0, 0.0, steps=4)
+        >>> [round(float(rate(md.named(step, []))), 3) for step in (0, 1, 2, 4, 9)]
+        [1.0, 0.854, 0.5, 0.0, 0.0]
+    """
     _check(steps=steps, start=start, end=end)
     return lambda step: (
         end + (start - end) * 0.5 * (1.0 + ops.cos(math.pi * _fraction(step, steps)))
@@ -56,6 +83,12 @@ def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
 
     Raises:
         ValueError: the boundaries do not ascend, or are not one fewer than the schedules.
+
+    Examples:
+        >>> from meshdsl.optim import schedules
+        >>> rate = schedules.join([schedules.linear(0.0, 1.0, 2), schedules.constant(0.5)], [4])
+        >>> [float(rate(md.named(step, []))) for step in (0, 1, 2, 3, 4)]
+        [0.0, 0.5, 1.0, 1.0, 0.5]
     """
     rising = all(map(is_whole, boundaries)) and list(boundaries) == sorted(boundaries)
     problems = [] if schedules else ["there are no schedules to join"]
@@ -82,19 +115,46 @@ def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
 
 
 def warmup_constant(peak: float, warmup_steps: int) -> Schedule:
-    """Rises linearly from 0 to `peak`, then stays."""
+    """Rises linearly from 0 to `peak`, then stays.
+
+    Raises:
+        ValueError: a rate or a number of steps is out of range; all of them are reported.
+
+    Examples:
+        >>> rate = md.optim.schedules.warmup_constant(1.0, warmup_steps=4)
+        >>> [round(float(rate(md.named(step, []))), 3) for step in (0, 2, 4, 9)]
+        [0.0, 0.5, 1.0, 1.0]
+    """
     _check(warmup_steps=warmup_steps, peak=peak)
     return _warmed_up(peak, warmup_steps, constant(peak))
 
 
 def warmup_cosine(peak: float, warmup_steps: int, total_steps: int, end: float = 0.0) -> Schedule:
-    """Rises linearly from 0 to `peak`, then falls along half a cosine to `end` at `total_steps`."""
+    """Rises linearly from 0 to `peak`, then falls along half a cosine to `end` at `total_steps`.
+
+    Raises:
+        ValueError: a rate or a number of steps is out of range; all of them are reported.
+
+    Examples:
+        >>> rate = md.optim.schedules.warmup_cosine(1.0, warmup_steps=2, total_steps=6)
+        >>> [round(float(rate(md.named(step, []))), 3) for step in (0, 1, 2, 4, 6)]
+        [0.0, 0.5, 1.0, 0.5, 0.0]
+    """
     _check(warmup_steps=warmup_steps, total_steps=total_steps, peak=peak, end=end)
     return _warmed_up(peak, warmup_steps, cosine(peak, end, total_steps - warmup_steps))
 
 
 def warmup_linear(peak: float, warmup_steps: int, total_steps: int, end: float = 0.0) -> Schedule:
-    """Rises linearly from 0 to `peak`, then falls linearly to `end` at `total_steps`."""
+    """Rises linearly from 0 to `peak`, then falls linearly to `end` at `total_steps`.
+
+    Raises:
+        ValueError: a rate or a number of steps is out of range; all of them are reported.
+
+    Examples:
+        >>> rate = md.optim.schedules.warmup_linear(1.0, warmup_steps=2, total_steps=6)
+        >>> [round(float(rate(md.named(step, []))), 3) for step in (0, 1, 2, 4, 6)]
+        [0.0, 0.5, 1.0, 0.5, 0.0]
+    """
     _check(warmup_steps=warmup_steps, total_steps=total_steps, peak=peak, end=end)
     return _warmed_up(peak, warmup_steps, linear(peak, end, total_steps - warmup_steps))
 
@@ -106,6 +166,14 @@ def warmup_stable_decay(
 
     Hu et al. 2024, "MiniCPM", section 4.2; the linear fall is that of Haegele et al. 2024,
     "Scaling laws and compute-optimal training beyond fixed training durations".
+
+    Raises:
+        ValueError: a rate or a number of steps is out of range; all of them are reported.
+
+    Examples:
+        >>> rate = md.optim.schedules.warmup_stable_decay(1.0, 2, decay_steps=2, total_steps=8)
+        >>> [round(float(rate(md.named(step, []))), 3) for step in (1, 2, 6, 7, 8)]
+        [0.5, 1.0, 1.0, 0.5, 0.0]
     """
     _check(
         warmup_steps=warmup_steps,
@@ -123,6 +191,14 @@ def warmup_inverse_square_root(peak: float, warmup_steps: int, end: float = 0.0)
     """Rises linearly from 0 to `peak`, then falls as 1 / sqrt(step), to `end` and no lower.
 
     Vaswani et al. 2017, section 5.3. Without warm-up it falls from step 1 on.
+
+    Raises:
+        ValueError: a rate or a number of steps is out of range; all of them are reported.
+
+    Examples:
+        >>> rate = md.optim.schedules.warmup_inverse_square_root(1.0, warmup_steps=4)
+        >>> [round(float(rate(md.named(step, []))), 3) for step in (2, 4, 16, 64)]
+        [0.5, 1.0, 0.5, 0.25]
     """
     _check(warmup_steps=warmup_steps, peak=peak, end=end)
     begins = max(warmup_steps, 1)
@@ -153,6 +229,11 @@ def by_name(
 
     Raises:
         ValueError: the name is unknown, or numbers do not fit each other.
+
+    Examples:
+        >>> rate = md.optim.schedules.by_name("cosine", 1.0, warmup_steps=2, total_steps=6)
+        >>> [round(float(rate(md.named(step, []))), 3) for step in (1, 2, 4, 6)]
+        [0.5, 1.0, 0.5, 0.0]
     """
     _check(peak=peak, end=end)
     if name not in NAMES:
@@ -173,7 +254,18 @@ def by_name(
 
 
 def rate_at(learning_rate: float | Schedule, step: Tensor) -> Tensor:
-    """Returns the rate of a number or a schedule at a step."""
+    """Returns the rate of a number or a schedule at a step.
+
+    Raises:
+        ValueError: the number is no rate.
+
+    Examples:
+        >>> step = md.named(1, [])
+        >>> print(md.optim.schedules.rate_at(0.5, step))
+        f32[] 0.5
+        >>> print(md.optim.schedules.rate_at(md.optim.schedules.linear(1.0, 0.0, steps=4), step))
+        f32[] 0.75
+    """
     schedule = learning_rate if callable(learning_rate) else constant(learning_rate)
     return schedule(step)
 

@@ -15,7 +15,15 @@ from meshdsl.tensors.tensor import Tensor
 
 
 class SgdState(Module):
-    """The velocity; None without momentum."""
+    """The velocity; None without momentum.
+
+    Examples:
+        >>> params = {"w": md.ones(md.dims(embed=2))}
+        >>> print(md.jit(md.optim.Sgd(0.1, momentum=0.9).init)(params).velocity.params["w"])
+        f32[embed=2] [0. 0.]
+        >>> print(md.jit(md.optim.Sgd(0.1).init)(params).velocity)
+        None
+    """
 
     velocity: Mirror | None
 
@@ -38,6 +46,14 @@ class Sgd:
 
     Raises:
         ValueError: a hyperparameter is out of range, or `nesterov` without momentum.
+
+    Examples:
+        >>> optimizer = md.optim.Sgd(0.5, momentum=0.9)
+        >>> params, g = md.named([1.0, 1.0], ["embed"]), md.named([5.0, -0.1], ["embed"])
+        >>> state = md.jit(optimizer.init)(params)
+        >>> params, state = md.jit(optimizer.update)(g, state, params, 0)  # step 0
+        >>> print(params)
+        f32[embed=2] [-1.5   1.05]
     """
 
     learning_rate: float | Schedule

@@ -15,6 +15,12 @@ class BatchRamp:
 
     Raises:
         ValueError: a number is below 1.
+
+    Examples:
+        >>> from meshdsl.training import BatchRamp
+        >>> ramp = BatchRamp(2, 2, samples=12)
+        >>> ramp.sizes(8)
+        [2, 4, 6, 8]
     """
 
     start: int

@@ -19,6 +19,12 @@ class Evaluation:
     Raises:
         ValueError: values are of another kind, a number is too small, or batches can be gone
             through only once.
+
+    Examples:
+        >>> from meshdsl.training import Evaluation
+        >>> held_out = [{"x": md.ones(md.dims(batch=2))}]
+        >>> Evaluation(held_out, eval_every=500).eval_every
+        500
     """
 
     eval_batches: Iterable[Mapping[str, Any]] | None = setting(

@@ -131,6 +131,19 @@ def train(
         KeyboardInterrupt: after Ctrl-C; the metrics up to there are written, and the state saved.
         Stopped: likewise, after SIGTERM.
         ReplicasDiffer: devices hold different replicas of the state, which is not saved.
+
+    Examples:
+        >>> from meshdsl.training import Recipe, Reporting, train
+        >>> def init(key):
+        ...     return {"mean": md.zeros([])}
+        >>> def loss(params, batch):
+        ...     return md.mean((batch["y"] - params["mean"]) ** 2)
+        >>> batches = 2 * [{"y": md.named([1.0, 3.0], ["batch"])}]
+        >>> recipe, quiet = Recipe(init, loss, md.optim.Sgd(0.5)), Reporting(quiet=True)
+        >>> where = {"mesh": "data:2", "layout": "batch:data"}
+        >>> result = train(recipe, batches, steps=2, reporting=quiet, **where)
+        >>> print(result.losses, result.state.params["mean"])
+        [5.0, 1.0] f32[] 2.
     """
     check_arguments(locals())
     recipe = recipe if trainable is None else replace(recipe, trainable=trainable)

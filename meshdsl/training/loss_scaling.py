@@ -42,6 +42,14 @@ class LossScaling:
 
     Raises:
         ValueError: numbers are out of range; all are listed.
+
+    Examples:
+        >>> from meshdsl.training import LossScaling
+        >>> scaling = LossScaling(initial=8.0, hysteresis=1)
+        >>> print(scaling.update(scaling.init(), md.named(False, [])).scale)  # a step overflows
+        f32[] 4.
+        >>> LossScaling.constant(1024.0).growth
+        1.0
     """
 
     initial: float = setting("What the scale that adapts starts from.", Number(), default=2.0**32)

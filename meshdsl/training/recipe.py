@@ -37,6 +37,16 @@ class Recipe:
 
     Raises:
         ValueError: values are of another kind, numbers are out of range, or a metric is unknown.
+
+    Examples:
+        >>> from meshdsl.training import Recipe
+        >>> def init(key):
+        ...     return {"w": md.random.normal(key, md.dims(embed=4))}
+        >>> def loss(params, batch):
+        ...     return md.mean((md.einsum(batch["x"], params["w"], over="embed") - batch["y"]) ** 2)
+        >>> recipe = Recipe(init, loss, md.optim.AdamW(1e-3), clip_norm=1.0, microbatches=4)
+        >>> recipe.microbatches, recipe.nonfinite
+        (4, 'stop')
     """
 
     init: Callable[[Tensor], Any] = setting(

@@ -94,6 +94,13 @@ def spec_of(create: Callable[[Tensor], Any]) -> Any:
 
     Args:
         create: traced; from a random key to a tree of tensors.
+
+    Examples:
+        >>> from meshdsl.training import spec_of
+        >>> def init(key):
+        ...     return {"w": md.random.normal(key, md.dims(embed=4, d_ff=8))}
+        >>> spec_of(init)
+        {'w': f32[embed=4, d_ff=8]}
     """
     structure = None
 

@@ -47,6 +47,12 @@ class Stops:
 
     Raises:
         ValueError: values are of another kind, or numbers are too small.
+
+    Examples:
+        >>> from meshdsl.training import Stops
+        >>> stops = Stops(after_minutes=55, grace=30)
+        >>> stops.after_minutes, stops.at_step
+        (55, None)
     """
 
     after_minutes: float | None = setting(

@@ -23,6 +23,9 @@ SHOWN: tuple[str, ...] = (
     "linalg",
     "fft",
     "nn",
+    "optim",
+    "training",
+    "models",
 )
 NAMES = [pair for page in reference.order() for pair in reference.names_of(page)]
 _PARSER = doctest.DocTestParser()

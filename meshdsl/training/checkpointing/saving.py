@@ -34,6 +34,12 @@ class Saving:
     Raises:
         ValueError: values are of another kind, numbers are too small, or only one of `local` and
             `local_every` is given.
+
+    Examples:
+        >>> from meshdsl.training import Saving
+        >>> saving = Saving(every=1000, config={"width": 64})
+        >>> saving.keep, saving.keep_best, saving.resume
+        (3, 1, True)
     """
 
     every: int | None = setting(

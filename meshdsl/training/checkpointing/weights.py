@@ -66,6 +66,12 @@ def save_weights(
     Raises:
         ValueError: `out` exists already, it cannot be written, or numbers are out of the dtype's
             range.
+
+    Examples:
+        >>> from meshdsl.training import save_weights
+        >>> params = {"w": md.ones(md.dims(embed=2))}
+        >>> [file.name for file in save_weights("weights", params, dtype="bfloat16")]
+        ['model.safetensors']
     """
     arrays = by_path(params)
 
@@ -148,6 +154,12 @@ def load_weights(
     Raises:
         ValueError: files cannot be read or are cut off, or their tensors are not those of `like`;
             all of these are listed.
+
+    Examples:
+        >>> from meshdsl.training import load_weights, save_weights
+        >>> written = save_weights("weights", {"w": md.named([1.0, 2.0], ["embed"])})
+        >>> print(load_weights("weights", {"w": md.spec(md.dims(embed=2))})["w"])
+        f32[embed=2] [1. 2.]
     """
     return Weights(path).load(like, places)
 

@@ -38,6 +38,13 @@ class Data:
 
     Raises:
         ValueError: values are of another kind.
+
+    Examples:
+        >>> from meshdsl.training import Data
+        >>> batches = [{"image": np.zeros((2, 4), "float32")}]
+        >>> data = Data(batches, {"image": ["batch", "pixel"]})
+        >>> data.batch_dims
+        {'image': ['batch', 'pixel']}
     """
 
     batches: Iterable[Batch] = setting("Dicts of NamedArrays, or of arrays with `batch_dims`.")

@@ -11,6 +11,12 @@ class Health:
 
     Raises:
         ValueError: values are of another kind, or numbers are too small.
+
+    Examples:
+        >>> from meshdsl.training import Health
+        >>> health = Health(replica_check_every=100, step_timeout=600)
+        >>> health.replica_check_every, health.straggler_steps
+        (100, 20)
     """
 
     replica_check_every: int | None = setting(

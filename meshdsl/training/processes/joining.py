@@ -201,6 +201,11 @@ def joined(
 
     Raises:
         Deserted: this process failed because others are gone; the message names them.
+
+    Examples:
+        >>> from meshdsl.training import joined, train
+        >>> with joined("host0:1234", processes=2, index=0):  # doctest: +SKIP
+        ...     train(recipe, batches, steps=50, mesh="data:2", layout="batch:data")
     """
     join(coordinator, processes, index, join_timeout, pause_timeout)
     try:

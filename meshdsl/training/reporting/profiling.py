@@ -17,6 +17,12 @@ class ProfiledSteps:
 
     Raises:
         ValueError: there are none.
+
+    Examples:
+        >>> from meshdsl.training import ProfiledSteps
+        >>> steps = ProfiledSteps(10, 13)
+        >>> steps.last - steps.first + 1
+        4
     """
 
     first: int

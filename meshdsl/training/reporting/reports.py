@@ -12,6 +12,12 @@ class Reporting:
 
     Raises:
         ValueError: values are of another kind, or numbers are too small.
+
+    Examples:
+        >>> from meshdsl.training import Reporting
+        >>> reporting = Reporting(log_every=100, tokens_per_batch=16 * 128)
+        >>> reporting.log_every, reporting.quiet
+        (100, False)
     """
 
     log_every: int = setting("Steps between two reports.", Whole(1), default=10)
