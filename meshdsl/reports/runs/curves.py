@@ -43,6 +43,7 @@ _HELD_OUT = {"eval_": ("o", "held out: ●"), "test_": ("s", "test: ■")}
 # Of Okabe and Ito (2008): told apart by those who see few colours.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ("-", "--", ":", "-.")  # for more runs than colours
+_SVG_DASHES = (None, "6 3", "2 3", "6 3 2 3")  # the same in the legend of a page
 _WIDTH, _HEIGHT, _COLUMNS = 5.4, 3.1, 2  # of a panel, in inches; panels beside each other
 
 
@@ -55,19 +56,28 @@ def draw(runs: Sequence[RunHistory], out: Path) -> None:
     """
     if out.suffix not in KINDS:
         raise ValueError(f"{out} must end in {', '.join(KINDS)}")
-    content = io.BytesIO()
-    figure = _figure(runs)
-    kind = "svg" if out.suffix == ".html" else out.suffix[1:]
-    metadata = {"CreationDate": None} if kind == "pdf" else {"Date": None} if kind == "svg" else {}
-    import matplotlib
-
-    with matplotlib.rc_context({"svg.hashsalt": "meshdsl", "svg.fonttype": "none"}):
-        figure.savefig(content, format=kind, dpi=150, metadata=metadata)
-    data = content.getvalue()
+    panels = panels_of(runs)
+    if not panels:
+        raise ValueError(f"nothing to draw: no metric in {', '.join(run.name for run in runs)}")
+    if out.suffix == ".html":
+        data = _page(runs, panels).encode()
+    else:
+        data = _drawn(_figure(runs, panels), out.suffix[1:])
     try:
-        out.write_bytes(_page(runs, data.decode()).encode() if out.suffix == ".html" else data)
+        out.write_bytes(data)
     except OSError as error:
         raise ValueError(f"cannot write {out}: {error.strerror}") from error
+
+
+def _drawn(figure: Figure, kind: str, salt: str = "meshdsl") -> bytes:
+    """Returns a figure as a file of a kind; the same figure makes the same bytes."""
+    import matplotlib
+
+    metadata = {"CreationDate": None} if kind == "pdf" else {"Date": None} if kind == "svg" else {}
+    content = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": salt, "svg.fonttype": "none"}):
+        figure.savefig(content, format=kind, dpi=150, metadata=metadata)
+    return content.getvalue()
 
 
 def panels_of(runs: Sequence[RunHistory]) -> list[str]:
@@ -90,27 +100,31 @@ def _says_something(name: str, runs: Sequence[RunHistory]) -> bool:
     return any(values)
 
 
-def _figure(runs: Sequence[RunHistory]) -> Figure:
+def _figure(runs: Sequence[RunHistory], panels: Sequence[str], legend: bool = True) -> Figure:
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError:
         raise ValueError("pictures need Matplotlib: pip install -e '.[plot]'") from None
-    panels = panels_of(runs)
-    if not panels:
-        raise ValueError(f"nothing to draw: no metric in {', '.join(run.name for run in runs)}")
-    rows = math.ceil(len(panels) / _COLUMNS)
-    figure = Figure(figsize=(_WIDTH * _COLUMNS, _HEIGHT * rows + 0.6), layout="constrained")
-    grid = figure.subplots(rows, _COLUMNS, squeeze=False, sharex=True)
+    columns = min(_COLUMNS, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    size = _WIDTH * columns, _HEIGHT * rows + (0.6 if legend else 0)
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    steps = [int(report["step"]) for run in runs for report in run.reports]
+    margin = 0.04 * (max(steps) - min(steps)) or 0.5
     for place, axes in enumerate(grid.flat):
         if place >= len(panels):
             axes.remove()
             continue
         _panel(axes, panels[place], runs)
-        if place + _COLUMNS >= len(panels):
+        axes.set_xlim(min(steps) - margin, max(steps) + margin)
+        if place + columns >= len(panels):
             axes.set_xlabel("step")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.tick_params(labelbottom=True)
+    if not legend:
+        return figure
     names = [run.name for run in runs]
     figure.legend(
         grid[0][0].lines[:: 1 + len(_HELD_OUT)],
@@ -124,10 +138,7 @@ def _figure(runs: Sequence[RunHistory]) -> Figure:
 
 def _panel(axes: Any, metric: str, runs: Sequence[RunHistory]) -> None:
     for number, run in enumerate(runs):
-        style = {
-            "color": _COLOURS[number % len(_COLOURS)],
-            "linestyle": _DASHES[number // len(_COLOURS) % len(_DASHES)],
-        }
+        style = {"color": _colour(number), "linestyle": _DASHES[_dash(number)]}
         axes.plot(*_in_units(metric, run), linewidth=1.4, **style)
         for prefix, (mark, _) in _HELD_OUT.items():
             axes.plot(
@@ -145,16 +156,55 @@ def _panel(axes: Any, metric: str, runs: Sequence[RunHistory]) -> None:
         axes.spines[side].set_visible(False)
 
 
+def _colour(number: int) -> str:
+    return _COLOURS[number % len(_COLOURS)]
+
+
+def _dash(number: int) -> int:
+    return number // len(_COLOURS) % len(_DASHES)
+
+
 def _in_units(metric: str, run: RunHistory) -> tuple[list[int], list[float]]:
     steps, values = run.curve(metric)
     return steps, [value / 2**30 for value in values] if metric in _GIB else values
 
 
-def _page(runs: Sequence[RunHistory], svg: str) -> str:
-    """Returns a page with the picture; it needs no network."""
-    picture = svg[svg.index("<svg") :]
+def _page(runs: Sequence[RunHistory], panels: Sequence[str]) -> str:
+    """Returns a page with a picture of each panel, beside each other where there is room.
+
+    It needs no network.
+    """
     title = f"Training: {', '.join(run.name for run in runs)}"
-    label = f'<svg role="img" aria-label="{html.escape(title)}"'
-    drawn = Html(picture.replace("<svg", label, 1))
-    card = tag("div", drawn, style="background: #fff; border-radius: 8px; overflow-x: auto")
-    return document(title, tag("header", tag("h1", title)), card)
+    pictures = []
+    for metric in panels:
+        svg = _drawn(_figure(runs, [metric], legend=False), "svg", salt=metric).decode()
+        name = html.escape(f"{metric} over steps")
+        start = f'<svg role="img" aria-label="{name}" style="width: 100%; height: auto"'
+        pictures.append(Html(svg[svg.index("<svg") :].replace("<svg", start, 1)))
+    grid = "display: grid; grid-template-columns: repeat(auto-fit, minmax(min(480px, 100%), 1fr))"
+    return document(
+        title,
+        tag("header", tag("h1", title), _legend(runs)),
+        tag("div", pictures, style=f"{grid}; background: #fff; border-radius: 8px"),
+    )
+
+
+def _legend(runs: Sequence[RunHistory]) -> Html:
+    """Returns the line of each run with its name."""
+    items = []
+    for number, run in enumerate(runs):
+        line = tag(
+            "line",
+            x1=0,
+            x2=28,
+            y1=6,
+            y2=6,
+            stroke=_colour(number),
+            stroke_width=2,
+            stroke_dasharray=_SVG_DASHES[_dash(number)],
+        )
+        sample = tag("svg", line, width=28, height=12, aria_hidden="true")
+        # On white, as in the pictures: the last colour is black.
+        patch = tag("span", sample, style="background: #fff; padding: 0 4px; margin-right: 6px")
+        items.append(tag("li", patch, run.name))
+    return tag("ul", items, class_="legend")

@@ -112,7 +112,7 @@ def _row(
     row: Ranked, axes: Sequence[str], timed: bool, compiled: bool, sizes: bool
 ) -> list[Cell | Child]:
     one = row.result
-    layout = tag("div", code(one.layout or "none"), style="min-width: 18ch")
+    layout = tag("div", code(one.layout or "none"), style="min-width: 14ch")
     cells: list[Cell | Child] = [
         Cell(str(row.rank), row.rank),
         *([one.topology] if one.topology else []),

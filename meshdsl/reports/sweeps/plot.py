@@ -17,10 +17,11 @@ from meshdsl.reports.sweeps.ranking import Ranked
 from meshdsl.reports.sweeps.result import Result
 
 _WIDTH, _HEIGHT = 1000, 520
-_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 36, 20, 52
+_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 36, 32, 72
 _GOOD, _BAD, _FRONT, _RULE = "#2f6fd0", "#c9483f", "#e07b1a", "#8a94a3"
 _MOST_TICKS = 9
 _GAP = 140  # left of all others: those that send nothing, and room for the label below
+_FAR = 4  # times the largest peak: a room beyond it is named above the picture
 _NEAR = 14  # marks that are no further apart share one label
 
 
@@ -43,16 +44,25 @@ class _Scale:
         part = (math.log2(count) - self.low) / (self.high - self.low) if count >= 1 else 0.0
         return round(self.start + part * (self.end - self.start), 2)
 
-    def ticks(self) -> list[tuple[float, str]]:
+    def ticks(self) -> list[tuple[float, str, str | None]]:
+        """Returns places, their texts and, for every second one, the class of those between.
+
+        A narrow screen has no room for these.
+        """
         every = math.ceil((self.high - self.low) / _MOST_TICKS)
-        return [(self.at(2.0**n), show_bytes(2**n)) for n in range(self.low, self.high + 1, every)]
+        powers = range(self.low, self.high + 1, every)
+        return [
+            (self.at(2.0**n), show_bytes(2**n), "between" if number % 2 else None)
+            for number, n in enumerate(powers)
+        ]
 
 
 def plot(rows: Sequence[Ranked], rooms: Mapping[str, int]) -> Html:
     """Returns the picture of those candidates that have figures.
 
     Args:
-        rooms: bytes that a device may hold, by topology, or under "" of all; lines.
+        rooms: bytes that a device may hold, by topology, or under "" of all; lines, or a text above
+            where they are far above all marks.
     """
     measured = [row for row in rows if not row.result.reason]
     if not measured:
@@ -61,7 +71,8 @@ def plot(rows: Sequence[Ranked], rooms: Mapping[str, int]) -> Html:
     gap = _GAP if min(sent) < 1 else 0
     across = _Scale.of(sent, _LEFT + gap, _WIDTH - _RIGHT)
     peaks = [float(row.result.peak_bytes or 0) for row in measured]
-    up = _Scale.of([*peaks, *rooms.values()], _HEIGHT - _BOTTOM, _TOP)
+    near = [room for room in rooms.values() if room <= _FAR * max(peaks)]
+    up = _Scale.of([*peaks, *near], _HEIGHT - _BOTTOM, _TOP)
 
     def place(one: Result) -> tuple[float, float]:
         x = across.at(one.wire) if one.wire >= 1 else float(_LEFT + gap / 2)
@@ -72,7 +83,7 @@ def plot(rows: Sequence[Ranked], rooms: Mapping[str, int]) -> Html:
     return tag(
         "svg",
         _grid(across, up, bool(gap)),
-        [_room(names, room, up) for room, names in by_room(rooms).items()],
+        _rooms(rooms, up),
         _stairs([place(row.result) for row in ahead]),
         [_mark(row, *place(row.result)) for row in behind + ahead],
         _labels([(row.rank, *place(row.result)) for row in ahead]),
@@ -88,17 +99,17 @@ def plot(rows: Sequence[Ranked], rooms: Mapping[str, int]) -> Html:
 
 def _grid(across: _Scale, up: _Scale, zero: bool) -> list[Html]:
     floor, marks = _HEIGHT - _BOTTOM, []
-    ticks = across.ticks() + ([(_LEFT + _GAP / 2, "0")] if zero else [])
-    for x, text in ticks:
+    ticks = across.ticks() + ([(_LEFT + _GAP / 2, "0", None)] if zero else [])
+    for x, text, between in ticks:
         marks.append(_line(x, x, _TOP, floor, opacity="0.25"))
-        marks.append(_text(text, x, floor + 18, "middle"))
-    for y, text in up.ticks():
+        marks.append(_text(text, x, floor + 34, "middle", between))
+    for y, text, between in up.ticks():
         marks.append(_line(_LEFT, _WIDTH - _RIGHT, y, y, opacity="0.25"))
-        marks.append(_text(text, _LEFT - 8, y + 4, "end"))
+        marks.append(_text(text, _LEFT - 8, y + 4, "end", between))
     marks.append(
         _text("sent by a device per step", (_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 8, "middle")
     )
-    marks.append(_text("held at the peak", _LEFT + 8, _TOP + 14, "start"))
+    marks.append(_text("held at the peak", _LEFT, _TOP - 12, "start"))
     return marks
 
 
@@ -114,11 +125,19 @@ def by_room(rooms: Mapping[str, int]) -> dict[int, str]:
     return names
 
 
-def _room(names: str, room: int, up: _Scale) -> list[Html]:
-    y = up.at(room)
-    owner = f"on {names}" if names else "there is"
-    line = _line(_LEFT, _WIDTH - _RIGHT, y, y, stroke=_BAD, stroke_dasharray="6 4")
-    return [line, _text(f"{show_bytes(room)}: all {owner}", _WIDTH - _RIGHT - 4, y - 5, "end")]
+def _rooms(rooms: Mapping[str, int], up: _Scale) -> list[Html]:
+    marks, far = [], []
+    for room, names in by_room(rooms).items():
+        text = f"{show_bytes(room)}: all {f'on {names}' if names else 'there is'}"
+        y = up.at(room)
+        if y < _TOP:
+            far.append(text)
+            continue
+        marks.append(_line(_LEFT, _WIDTH - _RIGHT, y, y, stroke=_BAD, stroke_dasharray="6 4"))
+        marks.append(_text(text, _WIDTH - _RIGHT, y - 5, "end"))
+    if far:
+        marks.append(_text(f"far above: {'; '.join(far)}", _WIDTH - _RIGHT, _TOP - 12, "end"))
+    return marks
 
 
 def _stairs(points: Sequence[tuple[float, float]]) -> Html:
@@ -168,5 +187,5 @@ def _line(x1: float, x2: float, y1: float, y2: float, **more: str) -> Html:
     return tag("line", x1=x1, x2=x2, y1=y1, y2=y2, **{"stroke": _RULE, **more})
 
 
-def _text(text: str, x: float, y: float, anchor: str) -> Html:
-    return tag("text", text, x=x, y=y, text_anchor=anchor, fill="currentColor")
+def _text(text: str, x: float, y: float, anchor: str, kind: str | None = None) -> Html:
+    return tag("text", text, x=x, y=y, text_anchor=anchor, fill="currentColor", class_=kind)

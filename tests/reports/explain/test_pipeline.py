@@ -150,22 +150,27 @@ def test_another_schedule_is_held_against_the_one_with_the_fewest_ticks():
     assert "needs fewer passes" not in text_of(GPT, 8, "pipe:4", "layers:pipe")
 
 
+_KINDS = ("forward", "backward")
+BARS = re.compile(r'<rect x="([\d.]+)" y="(\d+)" width="([\d.]+)".*?class="(\w+)"')
+
+
 def test_the_page_draws_every_pass_to_the_scale_of_time():
     report = report_of(GPT, 4, "pipe:2", "layers:pipe")
+    first, *lines = str(gantt(report)).split("<svg ")[1:]
+    assert 'class="wide"' in first and all('class="narrow"' in line for line in lines)
+    for charts in ([first], lines):
+        bars = [(n, *bar) for n, chart in enumerate(charts) for bar in BARS.findall(chart)]
+        assert len(bars) == 2 * 2 * 4
+        widths = {kind: {float(b[3]) for b in bars if b[4] == kind} for kind in _KINDS}
+        (forward,), (backward,) = ({round(w, 1) for w in each} for each in widths.values())
+        assert backward / forward == pytest.approx(
+            report.backward_seconds / report.forward_seconds, rel=0.02
+        )
+        for row in {(n, y) for n, _, y, _, _ in bars}:  # what a stage does never overlaps
+            spans = sorted((float(x), float(w)) for n, x, y, w, _ in bars if (n, y) == row)
+            assert all(x + w <= after for (x, w), (after, _) in pairwise(spans))
     chart = str(gantt(report))
-    bars = re.findall(r'<rect x="([\d.]+)" y="(\d+)" width="([\d.]+)".*?class="(\w+)"', chart)
-    assert len(bars) == 2 * 2 * 4
-    widths = {
-        kind: {float(w) for _, _, w, k in bars if k == kind} for kind in ("forward", "backward")
-    }
-    (forward,), (backward,) = ({round(w, 1) for w in each} for each in widths.values())
-    assert backward / forward == pytest.approx(
-        report.backward_seconds / report.forward_seconds, rel=0.02
-    )
-    for row in {y for _, y, _, _ in bars}:  # what a stage does never overlaps
-        spans = sorted((float(x), float(w)) for x, y, w, _ in bars if y == row)
-        assert all(x + w <= after for (x, w), (after, _) in pairwise(spans))
-    assert "<title>stage 1: backward pass of chunk 1, microbatch 3</title>" in chart
+    assert chart.count("<title>stage 1: backward pass of chunk 1, microbatch 3</title>") == 2
     page = explain(lower(GPT, 4, "pipe:2", "layers:pipe")).html()
     assert "The pipeline" in page and chart in page
 

@@ -16,6 +16,7 @@ from meshdsl.reports.runs.curves import draw, panels_of
 from meshdsl.reports.runs.reading import runs_below
 from meshdsl.reports.runs.table import as_json, as_table, differences, ranked, settings_table
 from meshdsl.training.reporting.metrics import MetricsWriter
+from tests.reports.fitting import misfits
 
 DEFAULTS = {"learning_rate": "0.001", "steps": "200", "clip_norm": None}
 
@@ -202,6 +203,24 @@ def test_a_page_needs_no_network(two, tmp_path):
     draw(runs_below([str(two)]), tmp_path / "curves.html")
     page = (tmp_path / "curves.html").read_text()
     assert "<svg role=" in page and not re.search(r"(src|href)=.https?://", page)
+
+
+@pytest.mark.parametrize("width", [420, 1300])
+def test_all_panels_of_a_page_can_be_seen(two, tmp_path, chromium, width):
+    extra = written(two / "third", [1.0])
+    with MetricsWriter(extra, begun=10) as writer:
+        writer.write(20, {"loss": 1.0, "mfu": 0.5, "dropped_choices": 0.25})
+    runs = runs_below([str(two)])
+    draw(runs, tmp_path / "curves.html")
+    chromium.open(tmp_path / "curves.html")
+    chromium.screen(width)
+    assert misfits(chromium) == []
+    names = chromium.evaluate(
+        "[...document.querySelectorAll('svg[role=img]')].map((one) => one.ariaLabel)"
+    )
+    assert names == [f"{metric} over steps" for metric in panels_of(runs)]
+    legend = chromium.evaluate("[...document.querySelectorAll('li')].map(li => li.textContent)")
+    assert legend == [run.name for run in runs]
 
 
 def test_the_commands(two, tmp_path, capsys):

@@ -16,6 +16,7 @@ from meshdsl.reports.sweeps.page import Heading, page
 from meshdsl.reports.sweeps.plot import plot
 from meshdsl.reports.sweeps.ranking import ranked
 from meshdsl.reports.sweeps.result import Result
+from tests.reports.fitting import misfits, overlaps
 
 GIB = 2**30
 ONE = Result(
@@ -43,6 +44,7 @@ THREE = replace(
 )
 LOST = Result("data:8", "x:data", reason="no\ndim `x`, 2 > 1")
 ROWS = ranked([THREE, LOST, ONE, TWO])
+_LIMIT = "waiting for all_reduce over data+model (63 %)"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -169,3 +171,22 @@ def test_the_page_links_every_report_and_tells_what_failed():
     assert text.count('href="pages/one.html"') == text.count('href="pages/three.html"') == 2
     assert "batch:data; a&lt;b&quot;&amp;" in text
     assert "no\ndim `x`, 2 &gt; 1" in text
+
+
+@pytest.mark.parametrize("room", [2 * GIB, 80 * GIB])
+@pytest.mark.parametrize("width", [420, 1300])
+def test_nothing_of_the_page_is_cut_or_lies_over_other_text(chromium, tmp_path, width, room):
+    several = [
+        replace(ONE, layout=f"batch:data; d_ff:model; embed:{n}", peak_bytes=GIB << n, limit=_LIMIT)
+        for n in range(3)
+    ]
+    several += [
+        replace(THREE, wire_bytes={"data": 3.0 * GIB * 2**n, "model": GIB / 3}) for n in range(9)
+    ]
+    heading = Heading("a sweep", "TPU v5p", "estimated", "planned", {"": room})
+    file = tmp_path / "page.html"
+    file.write_text(page(ranked([*several, LOST]), heading), encoding="utf-8")
+    chromium.open(file)
+    chromium.screen(width)
+    assert misfits(chromium) == []
+    assert overlaps(chromium, "svg.plot > text") == []

@@ -17,6 +17,7 @@ from meshdsl.reports.explain.html.elements import (
     code,
     facts,
     joined,
+    named,
     place,
     table,
     tag,
@@ -167,7 +168,7 @@ def _moved(one: Moved) -> Sequence[Cell | Html | str]:
         shown.kind,
         joined(
             [
-                code(shown.what[0]),
+                named(shown.what[0]),
                 " ",
                 tag("code", f"[{', '.join(shown.dims.names)}]", class_="quiet"),
             ]

@@ -7,6 +7,7 @@ well. So what a user's program contains can be shown, and is never markup.
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -16,6 +17,10 @@ from meshdsl.tracing.source import Source
 
 _EMPTY = frozenset(["input", "meta"])
 _CLOSED = frozenset(["line", "path", "rect"])  # empty elements of SVG, which a slash closes
+_COUNTER = re.compile(r"\.\d+\b")  # of a name that a program has more than once
+_MOST_BESIDE = 4  # columns that a narrow screen has room for
+_MANY = 10  # columns whose heads take several lines
+_FLAG = re.compile(r"(--\w+)")  # lines break behind hyphens, but not in a flag
 
 
 class Html(str):
@@ -66,15 +71,46 @@ def joined(children: Iterable[Child]) -> Html:
 
 def code(text: str) -> Html:
     """Returns text as code; it may break behind a slash."""
-    return tag("code", Html("/<wbr>".join(html.escape(part) for part in text.split("/"))))
+    return tag("code", _breakable(text))
+
+
+def _breakable(text: str) -> Html:
+    return Html("/<wbr>".join(html.escape(part) for part in text.split("/")))
+
+
+def named(names: str, more: str = "") -> Html:
+    """Returns names of values as the source writes them.
+
+    A program counts names that it has several times: `x.27`. The number is for `print(program)`
+    and shows where the mouse rests.
+
+    Args:
+        names: one or several, with commas.
+        more: what else shows where the mouse rests.
+    """
+    return tag("code", uncounted(names), title=more or names)
+
+
+def uncounted(names: str) -> str:
+    """Returns names without the numbers that a program counts them with.
+
+    >>> uncounted("x.27, x.reshape.10 + 1 more")
+    'x, x.reshape + 1 more'
+    """
+    return _COUNTER.sub("", names)
 
 
 def ticked(text: str) -> Html:
     """Returns a sentence whose words in backticks are code."""
     parts = text.split("`")
     if len(parts) % 2 == 0:  # a backtick without its pair
-        return Html(html.escape(text))
-    return joined(code(part) if n % 2 else part for n, part in enumerate(parts))
+        return _flagged(text)
+    return joined(code(part) if n % 2 else _flagged(part) for n, part in enumerate(parts))
+
+
+def _flagged(text: str) -> Html:
+    parts = _FLAG.split(text)
+    return joined(tag("span", p, class_="flag") if n % 2 else p for n, p in enumerate(parts))
 
 
 def place(source: Source, phase: bool = True) -> Html:
@@ -86,7 +122,7 @@ def place(source: Source, phase: bool = True) -> Html:
     if not source.line:
         return tag("span", "–", class_="quiet")
     shown = str(source) if phase else source.place
-    return tag("code", shown, class_="place", title=source.code or None)
+    return tag("code", _breakable(shown), class_="place", title=source.code or None)
 
 
 def line(source: Source) -> Html:
@@ -134,6 +170,9 @@ def table(
 ) -> Html:
     """Returns a table that is sorted by a click on a head, with a box that filters its rows.
 
+    On a narrow screen, each row of a table with many columns is a card: its cells stand below each
+    other, each beside the head of its column.
+
     Args:
         label: what it holds, for those who do not see it.
     """
@@ -146,8 +185,14 @@ def table(
         )
         for column in columns
     ]
+    cards = len(columns) > _MOST_BESIDE
+    kinds = [
+        "sortable",
+        *(["cards"] if cards else []),
+        *(["many"] if len(columns) >= _MANY else []),
+    ]
     lines = [
-        tag("tr", [_cell(cell, column) for cell, column in zip(row, columns, strict=True)])
+        tag("tr", [_cell(cell, column, cards) for cell, column in zip(row, columns, strict=True)])
         for row in rows
     ]
     box = tag(
@@ -169,8 +214,8 @@ def table(
                 "table",
                 tag("thead", tag("tr", heads)),
                 tag("tbody", lines),
-                _foot(columns, rows),
-                class_="sortable",
+                _foot(columns, rows, cards),
+                class_=" ".join(kinds),
                 aria_label=label,
             ),
             class_="scroll",
@@ -179,13 +224,18 @@ def table(
     )
 
 
-def _cell(cell: Cell | Child, column: Column) -> Html:
+def _cell(cell: Cell | Child, column: Column, cards: bool) -> Html:
     known = cell if isinstance(cell, Cell) else Cell(cell)
     kind = "number" if column.number else None
-    return tag("td", known.content, class_=kind, data_order=known.order)
+    if not cards or not known.content:
+        return tag("td", known.content, class_=kind, data_order=known.order)
+    content = tag("div", known.content)  # one child, which stands beside the head
+    return tag("td", content, class_=kind, data_order=known.order, data_head=column.head or None)
 
 
-def _foot(columns: Sequence[Column], rows: Sequence[Sequence[Cell | Child]]) -> Html | None:
+def _foot(
+    columns: Sequence[Column], rows: Sequence[Sequence[Cell | Child]], cards: bool
+) -> Html | None:
     if not any(column.total for column in columns) or len(rows) < 2:
         return None
     cells = []
@@ -197,5 +247,6 @@ def _foot(columns: Sequence[Column], rows: Sequence[Sequence[Cell | Child]]) -> 
         kinds = " ".join(
             name for name, on in (("number", column.number), ("sum", column.total)) if on
         )
-        cells.append(tag("td", text, class_=kinds or None))
+        head = column.head if cards and column.total else None
+        cells.append(tag("td", text, class_=kinds or None, data_head=head))
     return tag("tfoot", tag("tr", cells))

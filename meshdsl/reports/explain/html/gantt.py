@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from meshdsl.lowering.pipelines.actions import Action, Kind
 from meshdsl.lowering.pipelines.schedule import Row
 from meshdsl.reports.explain.html.elements import Html, tag
 from meshdsl.reports.explain.pipeline import PipelineReport
 
 _WIDTH = 1000.0
+_NARROW = 360.0  # of a line on a narrow screen
+_IN_A_LINE = 10  # columns of it
+_MOST_REPEATED = 2000  # passes that are drawn twice, for wide and for narrow screens
+_MOST_AT_ONCE = 20  # columns that are readable where a wide chart is drawn smaller
 _ROW, _BAR = 22, 18  # of a stage, and of what is drawn in it
 _LABEL = 50.0
 _MOST_COLUMNS = 400
@@ -18,31 +24,53 @@ _SHADES = 4  # of the rounds of a stage
 
 
 def gantt(report: PipelineReport) -> Html:
-    """Returns the chart: a row per stage, from left to right the passes of its chunks."""
+    """Returns the chart: a row per stage, from left to right the passes of its chunks.
+
+    On a narrow screen it goes on below, as lines of a text do, where it is not too long for that.
+    """
     schedule = report.running.schedule
     columns = min(max(map(len, schedule.rows)), _MOST_COLUMNS)
     rows = [row[:columns] for row in schedule.rows[:_MOST_STAGES]]
     widths = [_seconds(report, [row[n] for row in rows]) for n in range(columns)]
-    scale = (_WIDTH - _LABEL) / sum(widths)
-    starts = [_LABEL + scale * sum(widths[:n]) for n in range(columns)]
-    drawn = [
-        _row(report, stage, row, starts, [scale * width for width in widths])
-        for stage, row in enumerate(rows)
-    ]
     shortened = columns < max(map(len, schedule.rows)) or len(rows) < schedule.stages
-    chart = tag(
-        "svg",
-        drawn,
-        viewBox=f"0 0 {_WIDTH:g} {_ROW * len(rows)}",
-        role="img",
-        aria_label=f"what {schedule.stages} stages do, one after the other",
-    )
+    several = columns * len(rows) <= _MOST_REPEATED
+    kind = ("long " if columns > _MOST_AT_ONCE else "") + ("wide" if several else "")
+    charts = [_chart(report, rows, widths, _WIDTH, kind.strip())]
+    if several:
+        parts = [slice(first, first + _IN_A_LINE) for first in range(0, columns, _IN_A_LINE)]
+        longest = max(sum(widths[part]) for part in parts)
+        for part in parts:  # all to one scale
+            width = _LABEL + (_NARROW - _LABEL) * sum(widths[part]) / longest
+            charts.append(
+                _chart(report, [row[part] for row in rows], widths[part], width, "narrow")
+            )
     words = (
         "Forward passes are dark, backward passes light; other chunks of a stage are paler. Passes "
         "of layers are to scale, at the peaks of the hardware; gaps are waits."
     )
     more = f" The first {columns} passes of {len(rows)} stages are shown." if shortened else ""
-    return tag("div", chart, tag("p", words + more, class_="quiet"), class_="gantt")
+    return tag("div", charts, tag("p", words + more, class_="quiet"), class_="gantt")
+
+
+def _chart(
+    report: PipelineReport, rows: Sequence[Row], widths: Sequence[float], width: float, kind: str
+) -> Html:
+    """Returns some columns of the schedule, drawn as wide as `width`."""
+    scale = (width - _LABEL) / sum(widths)
+    starts = [_LABEL + scale * sum(widths[:n]) for n in range(len(widths))]
+    drawn = [
+        _row(report, stage, row, starts, [scale * width for width in widths])
+        for stage, row in enumerate(rows)
+    ]
+    whole = _NARROW if kind == "narrow" else _WIDTH
+    return tag(
+        "svg",
+        drawn,
+        viewBox=f"0 0 {whole:g} {_ROW * len(rows)}",
+        class_=kind or None,
+        role="img",
+        aria_label=f"what {report.running.schedule.stages} stages do, one after the other",
+    )
 
 
 def _seconds(report: PipelineReport, column: list[Action | None]) -> float:
@@ -52,7 +80,11 @@ def _seconds(report: PipelineReport, column: list[Action | None]) -> float:
 
 
 def _row(
-    report: PipelineReport, stage: int, row: Row, starts: list[float], widths: list[float]
+    report: PipelineReport,
+    stage: int,
+    row: Row,
+    starts: Sequence[float],
+    widths: Sequence[float],
 ) -> Html:
     stages, top = report.running.schedule.stages, _ROW * stage
     middle = top + _BAR / 2 + _TEXT / 3

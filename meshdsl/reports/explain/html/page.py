@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from meshdsl.reports.explain.explanation import Explanation
 
 
+_CARDS = {".cards": 860, ".cards.many": 1060}  # pixels
+
+
 def page(report: Explanation | Comparison) -> str:
     """Returns a whole page.
 
@@ -79,7 +82,7 @@ def _content(report: Explanation | Comparison) -> list[Child]:
 def _styled(content: Iterable[Child], kind: str) -> Html:
     return tag(
         "div",
-        tag("style", Html(file("colours.css") + file("style.css"))),
+        tag("style", Html(file("colours.css") + file("style.css") + _cards())),
         tag("main", joined(content)),
         tag("script", Html(file("script.js"))),
         class_=kind,
@@ -87,6 +90,16 @@ def _styled(content: Iterable[Child], kind: str) -> Html:
 
 
 @cache
+def _cards() -> str:
+    """Returns when tables become cards: those with many columns on wider pages, too."""
+    rules = file("cards.css")
+    return "".join(
+        f"@container (max-width: {width}px) {{\n{rules.replace('.cards', kind)}}}\n"
+        for kind, width in _CARDS.items()
+    )
+
+
+@cache
 def file(name: str) -> str:
-    """Returns the text of a file that pages contain: `colours.css`, `style.css`, `script.js`."""
+    """Returns the text of a file that pages contain, such as `style.css` or `script.js`."""
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")

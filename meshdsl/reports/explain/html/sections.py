@@ -22,6 +22,7 @@ from meshdsl.reports.explain.html.elements import (
     facts,
     joined,
     line,
+    named,
     place,
     table,
     tag,
@@ -71,6 +72,7 @@ def tiles(explanation: Explanation) -> Html:
     """Returns the main figures, large."""
     timeline, memory = explanation.timeline, explanation.memory
     best = show_seconds(timeline.overlapped_seconds)
+    peaks = f"{show_seconds(timeline.seconds)} at the peaks of the hardware"
     room = timeline.hardware.memory_bytes
     wire = show_bytes(explanation.wire_bytes) if explanation.traffic else "nothing"
     count = explanation.collectives
@@ -78,9 +80,9 @@ def tiles(explanation: Explanation) -> Html:
     return tag(
         "div",
         _tile(
-            "step",
-            show_seconds(timeline.seconds),
-            f"{best} if sending overlaps" if count else "nothing to overlap",
+            "step, simulated",
+            show_seconds(explanation.simulated.seconds),
+            f"{peaks}, {best} if sending overlaps" if count else peaks,
         ),
         _tile(
             "peak memory",
@@ -131,7 +133,7 @@ def limits(explanation: Explanation) -> Html:
         )
     return section(
         "What limits the step",
-        tag("p", "Most is spent on ", tag("b", what_limits(timeline)), "."),
+        tag("p", "At the peaks, most is spent on ", tag("b", what_limits(timeline)), "."),
         legend(timeline.times, explanation.mesh),
         facts(shown, "facts") if shown else None,
     )
@@ -191,7 +193,7 @@ def buffers(explanation: Explanation) -> Html:
     rows: list[list[Cell | Child]] = [
         [
             MEANING[part.part][0],
-            code(part.buffer.path or part.name),
+            code(part.buffer.path) if part.buffer.path else named(part.name),
             code(type_of(part.buffer.value, explanation.mesh)),
             byte_cell(part.buffer.bytes),
             Cell(show_share(part.buffer.bytes / peak), part.buffer.bytes),
@@ -254,7 +256,7 @@ def traffic_cells(traffic: Traffic) -> Sequence[Cell | Html | str]:
     names = traffic.what[0] + (f" + {len(traffic.what) - 1} more" if traffic.what[1:] else "")
     return (
         traffic.kind,
-        tag("code", names, title=", ".join(traffic.what)),
+        named(names, ", ".join(traffic.what)),
         code(", ".join(traffic.dims.names)),
         "+".join(traffic.axes),
         Cell(f"{traffic.count:,}", traffic.count),
@@ -374,7 +376,7 @@ def pipeline(explanation: Explanation) -> Html | None:
     report = explanation.pipeline
     if report is None:
         return None
-    items = [tag("li", f"{line[0].upper()}{line[1:]}.") for line in facts_of(report)]
+    items = [tag("li", ticked(f"{line[0].upper()}{line[1:]}.")) for line in facts_of(report)]
     return section(
         "The pipeline",
         gantt(report),

@@ -1,7 +1,8 @@
 """Strips: a row of intervals drawn to scale, coloured by what takes their time.
 
 Loops are one segment with bands for what takes their time. Segments too narrow to see are joined
-with their neighbours.
+with their neighbours. The phases are a band above, in shades that a legend names: a phase may be
+too narrow for its name.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from meshdsl.reports.explain.html.elements import (
     Html,
     joined,
     tag,
+    uncounted,
 )
 from meshdsl.reports.explain.limits import called
 
 _COLOURS = 8
+_PHASES = 4  # shades
 _NARROW = 0.001  # of the width: joined with its neighbours
 _LABELLED = 0.07
 _IN_LEGEND = 0.001  # of the time: what takes less is drawn, but not in the legend
@@ -143,7 +146,7 @@ def _drawn(segment: _Segment, mesh: Mesh, seconds: float, loop: int | None) -> H
         background = _bands(first, mesh)
         name = loop_name(first)
     elif share > _LABELLED:
-        name = first.name if first.kind == "local" else first.kind
+        name = uncounted(first.name) if first.kind == "local" else first.kind
     if first.axes:
         kinds.append("sent")
     if share > _PARTED:
@@ -215,24 +218,28 @@ def few(names: str) -> str:
 
 
 def _phases(segments: Sequence[_Segment], seconds: float) -> Html | None:
-    """Returns brackets with the phases of the step, if there are several."""
-    runs = [
-        (phase, list(run))
-        for phase, run in itertools.groupby(segments, lambda s: s.intervals[0].phase)
-    ]
-    if len({phase for phase, _ in runs}) < 2:
+    """Returns the phases of the step as a band, and what each takes, if there are several."""
+    runs: list[tuple[str, float, float]] = []  # phase, start and width
+    totals: dict[str, float] = {}
+    for phase, run in itertools.groupby(segments, lambda s: s.intervals[0].phase):
+        parts = list(run)
+        width = sum(part.width for part in parts)
+        runs.append((phase, parts[0].start, width))
+        totals[phase] = totals.get(phase, 0.0) + width
+    if len(totals) < 2:
         return None
-    joined_runs: list[tuple[str, float, float]] = []
-    for phase, run in runs:
-        start, end = run[0].start, run[-1].start + run[-1].width
-        joined_runs.append((phase, start, end - start))
-    return tag(
-        "div",
-        [
-            tag("span", phase, style=_span(start, width, seconds), title=phase)
-            for phase, start, width in joined_runs
-            if width / seconds > 0.02
-        ],
-        class_="phases",
-        aria_hidden="true",
-    )
+    shades = {phase: f"background: var(--phase-{n % _PHASES})" for n, phase in enumerate(totals)}
+    band = [
+        tag("i", style=f"{_span(start, width, seconds)}; {shades[phase]}", title=phase)
+        for phase, start, width in runs
+    ]
+    items = [
+        tag(
+            "li",
+            tag("i", style=shades[phase]),
+            f"{phase} ",
+            tag("span", show_share(width / seconds), class_="quiet"),
+        )
+        for phase, width in totals.items()
+    ]
+    return joined([tag("ul", items, class_="legend"), tag("div", band, class_="phases")])

@@ -91,5 +91,9 @@ def test_words_in_backticks_are_code():
 def test_a_line_shows_its_place_and_its_text():
     source = Source(__file__, 1)
     shown = line(source)
-    assert source.place in shown and 'class="says"' in shown and "&quot;&quot;&quot;" in shown
+    assert (
+        source.place in shown.replace("<wbr>", "")
+        and 'class="says"' in shown
+        and "&quot;&quot;&quot;" in shown
+    )
     assert "says" not in line(Source("nowhere.py", 3)) and "–" in line(Source("?", 0))

@@ -8,9 +8,11 @@ from html.parser import HTMLParser
 import pytest
 
 import meshdsl as md
-from meshdsl.lowering.costs.units import show_bytes
+from meshdsl.lowering.costs.units import show_bytes, show_seconds
 from meshdsl.reports.explain import compare, explain
+from tests.lowering.pipelining.steps import GPT, lower
 from tests.reports.explain.steps import LARGE, MEGATRON, explained
+from tests.reports.fitting import misfits, overlaps
 
 FOUR_AXES = "slice@dcn:2,data:8,fsdp:4,model:8"
 HEADS = "[...document.querySelectorAll('{} thead th')].map(h => h.textContent)"
@@ -50,6 +52,8 @@ def report_of(kind):
     if kind == "four axes":
         layout = "batch:slice+data; heads:model; embed:fsdp"
         return explained(mesh=FOUR_AXES, layout=layout)[1]
+    if kind == "pipeline":
+        return explain(lower(GPT, 8, "pipe:2", "layers:pipe"))
     if kind in STEPS:
         return explained(**STEPS[kind])[1]
     if kind == "tiny":
@@ -67,7 +71,7 @@ STEPS = {
     "large": {"mesh": "data:64 model:8", **LARGE},
     "pads": {"mesh": "data:2 model:3"},
 }
-KINDS = (*STEPS, "four axes", "tiny", "view", "nothing", "comparison")
+KINDS = (*STEPS, "four axes", "pipeline", "tiny", "view", "nothing", "comparison")
 
 
 class Checker(HTMLParser):
@@ -269,11 +273,50 @@ def test_text_can_be_read_in_light_and_in_dark(show, dark):
         assert (max(ink, paper) + 0.05) / (min(ink, paper) + 0.05) >= 4.5
 
 
-@pytest.mark.parametrize("width", [420, 800, 1600])
-def test_the_page_is_not_wider_than_its_window(show, width):
-    browser = show(report_of("four axes"))
+@pytest.mark.parametrize("kind", ["four axes", "pipeline", "pads", "comparison"])
+@pytest.mark.parametrize("width", [420, 800, 1300])
+def test_nothing_is_cut_or_wider_than_its_box(show, width, kind):
+    browser = show(report_of(kind))
     browser.screen(width)
-    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    assert misfits(browser) == []
+    assert overlaps(browser, ".ruler span, .phases i") == []
+
+
+def test_on_a_narrow_screen_each_row_is_a_card_with_the_heads_beside_its_cells(show):
+    _, report = explained()
+    browser = show(report)
+    browser.screen(420)
+    first = "document.querySelector('table[aria-label=collectives] tbody tr')"
+    heads = browser.evaluate(
+        f"[...{first}.cells].map((one) => getComputedStyle(one, '::before').content)"
+    )
+    names = browser.evaluate(HEADS.format("table[aria-label=collectives]"))
+    assert heads == [f'"{name}"' for name in names]
+    lefts = browser.evaluate(f"[...{first}.cells].map((one) => one.getBoundingClientRect().left)")
+    assert len(set(lefts)) == 1
+    before = browser.evaluate(CELLS.format("table[aria-label=collectives]"))
+    browser.click("table[aria-label=collectives] th:nth-child(8) button")
+    after = browser.evaluate(CELLS.format("table[aria-label=collectives]"))
+    wires = [float(row[7][1]) for row in after]
+    assert wires == sorted(wires, reverse=True) and sorted(map(str, before)) == sorted(
+        map(str, after)
+    )
+
+
+def test_the_figure_at_the_head_is_the_simulated_time(show):
+    _, report = explained()
+    tile = "document.querySelector('.tile')"
+    text = show(report).evaluate(f"[...{tile}.children].map((one) => one.textContent)")
+    assert text[:2] == ["step, simulated", show_seconds(report.simulated.seconds)]
+    assert text[2].startswith(f"{show_seconds(report.timeline.seconds)} at the peaks")
+
+
+def test_names_are_shown_without_the_numbers_of_the_program(show):
+    browser = show(report_of("four axes"))
+    cells = browser.evaluate("[...document.querySelectorAll('td code')].map((c) => c.textContent)")
+    assert not [name for name in cells if re.search(r"[a-z]\.\d+( |$)", name)]
+    titles = browser.evaluate("[...document.querySelectorAll('td code[title]')].map(c => c.title)")
+    assert [title for title in titles if re.search(r"[a-z]\.\d+(,|$)", title)]
 
 
 def test_everything_has_a_name_for_those_who_do_not_see_it(show):
