@@ -7,10 +7,10 @@ devices.
 Guarantees:
     A checkpoint is complete or absent: Orbax writes it under another name, and renames it.
     Saving copies the state to the host and returns; the writing goes on during the next steps.
-    A restored state equals the saved one, to the bit: every file has a checksum. A damaged
-    checkpoint is reported and renamed, and the one before it is restored. A checkpoint that cannot
-    be read for another reason is an error, which changes nothing. No run starts anew beside damaged
-    checkpoints.
+    A restored state equals the saved one, to the bit: every file has a checksum, but in a shared
+    checkpoint whose run was killed before it was sealed (`seals`). A damaged checkpoint is reported
+    and renamed, and the one before it is restored. A checkpoint that cannot be read for another
+    reason is an error, which changes nothing. No run starts anew beside damaged checkpoints.
     A checkpoint is data: nothing in it is executed.
 """
 
