@@ -327,11 +327,11 @@ HELP: Mapping[str, Help] = {
         },
     ),
     "runs": Help(
-        "json",
+        "json workdir",
         examples={"Compare all runs below a folder:": "runs", "Two of them:": "runs/a runs/b"},
     ),
     "plot": Help(
-        "out",
+        "out workdir",
         examples={
             "Draw all runs below a folder in one picture:": "runs --out=curves.svg",
             "Two of them, as a page:": "runs/a runs/b --out=curves.html",

@@ -20,11 +20,12 @@ def main(values: flags.FlagValues, problems: Problems, places: Sequence[str] = (
     """Runs the command; returns its exit code.
 
     Args:
-        places: folders of runs, or folders that have such folders in them.
+        places: folders of runs, or folders that have such folders in them; --workdir is one more.
 
     Raises:
         ValueError: a folder is not there, or has no run.
     """
+    places = [*places, *([values.workdir] if values.workdir else [])]
     if not places:
         problems.add("say whose runs to list: meshdsl runs runs/first runs/second, or a folder")
     problems.check()

@@ -235,6 +235,10 @@ def test_the_commands(two, tmp_path, capsys):
     assert len(json.loads(capsys.readouterr().out)["runs"]) == 2
     assert run(["plot", f"--out={tmp_path}/curves.svg", str(two / "first")]) == 0
     assert capsys.readouterr().out == f"1 run drawn in {tmp_path}/curves.svg\n"
+    assert run(["plot", f"--out={tmp_path}/curves.svg", f"--workdir={two / 'first'}"]) == 0
+    assert capsys.readouterr().out == f"1 run drawn in {tmp_path}/curves.svg\n"
+    assert run(["runs", "--json", f"--workdir={two / 'first'}"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["runs"]) == 1
 
 
 @pytest.mark.parametrize(
