@@ -10,6 +10,7 @@ import ast
 import inspect
 import pkgutil
 import re
+import textwrap
 import types
 from dataclasses import dataclass
 from typing import Any
@@ -92,6 +93,7 @@ MODULES = {
     "training": Page("meshdsl.training", "The training loop and the records it takes.", ()),
     "models": Page("meshdsl.models", "Named models and the record that describes one.", ()),
 }
+_SECTION = re.compile(r"^(Raises|Examples):\n((?: +.*\n?|\n)+)", re.M)  # of a docstring
 _OBJECTS: dict[str, types.ModuleType] = {
     **{name: getattr(md, name) for name in md.__all__ if inspect.ismodule(getattr(md, name))},
     "training": meshdsl.training,
@@ -191,7 +193,16 @@ def _signature(written: str, value: Any) -> str:
 
 
 def _says(value: Any) -> str:
-    return inspect.getdoc(value) or ""
+    """Returns the docstring of a function as Markdown, with its example as a block of code."""
+    return _SECTION.sub(_section, inspect.getdoc(value) or "").rstrip()
+
+
+def _section(match: re.Match[str]) -> str:
+    inner = textwrap.dedent(match[2]).strip()
+    if match[1] == "Examples":
+        return f"**Examples:**\n\n```pycon\n{inner}\n```\n"
+    kind, _, why = inner.partition(": ")
+    return f"**Raises:** `{kind}`: {' '.join(why.split())}\n\n"
 
 
 def text_below(path: str) -> str:

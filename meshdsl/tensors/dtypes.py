@@ -111,13 +111,17 @@ def kind(dtype: np.dtype) -> str:
     return "i" if is_integer(dtype) else dtype.kind
 
 
+def in_words(kinds: str) -> str:
+    """Returns kinds of dtypes, given by their letters, as text: "floating-point or complex"."""
+    *most, last = [_KINDS[letter] for letter in kinds]
+    return f"{', '.join(most)} or {last}" if most else last
+
+
 def need_kind(dtype: np.dtype, kinds: str, what: str = "tensors") -> None:
     """Raises ValueError unless a dtype is of one of the kinds, by their letters."""
     if kind(dtype) not in kinds:
-        *most, last = [_KINDS[letter] for letter in kinds]
-        wanted = f"{', '.join(most)} or {last}" if most else last
         hint = "; cast it first, as in md.cast(x, 'bfloat16')" if is_float8(dtype) else ""
-        raise ValueError(f"needs {wanted} {what}, got {short(dtype)}{hint}")
+        raise ValueError(f"needs {in_words(kinds)} {what}, got {short(dtype)}{hint}")
 
 
 def largest(dtype: np.dtype) -> float:

@@ -60,6 +60,19 @@ def test_a_type_or_a_constant_has_the_text_below_its_assignment():
         reference.text_below("meshdsl.optim.optimizer.STACKED")
 
 
+def test_the_docstring_of_a_made_function_is_markdown_with_its_example_as_code():
+    text = reference.text_of("elementwise")
+    entry = text[text.index("### md.exp {") : text.index("### md.exp2 {")]
+    assert entry == (
+        "### md.exp { #meshdsl.exp }\n\n```python\nmd.exp(x)\n```\n\nReturns e to the x.\n\n"
+        "**Raises:** `ValueError`: x is not floating-point or complex.\n\n**Examples:**\n\n"
+        '```pycon\n>>> x = md.named([-1.0, 0.0, 1.0], ["feature"])\n>>> print(md.exp(x))\n'
+        "f32[feature=3] [0.3679 1.     2.7183]\n```\n\n"
+    )
+    outside = re.sub(r"```.*?```", "", text, flags=re.S)
+    assert ">>>" not in outside and "Raises:\n" not in outside
+
+
 def test_a_module_that_no_page_takes_is_named(monkeypatch):
     monkeypatch.setattr(reference, "PAGES", {})
     with pytest.raises(LookupError, match=r"md\.softmax of meshdsl\.ops\.reductions\.softmax is"):

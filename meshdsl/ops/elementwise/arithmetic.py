@@ -1,9 +1,10 @@
 """Elementwise operations: arithmetic, functions, comparisons and logic.
 
 One statement defines such an operation: its name, its slopes, the kinds of dtype it takes, its
-docstring, and facts such as `linear` or `symbol` (`Primitive`). It also needs a word in its file's
-`__all__` and in `meshdsl/language.py`, and a line in the table of each backend whose framework has
-no function of its name. `special`, `bits` and `complex_numbers` define more operations.
+docstring, and facts such as `linear` or `symbol` (`Primitive`). It also needs an example in
+`examples`, a word in its file's `__all__` and in `meshdsl/language.py`, and a line in the table of
+each backend whose framework has no function of its name. `special`, `bits` and `complex_numbers`
+define more operations.
 
 The cotangent of a complex number z is dL/d(real z) - i dL/d(imag z), as JAX has it, so that the
 slope of a function with a complex derivative is that derivative.
@@ -167,7 +168,9 @@ exp2 = unary("exp2", lambda g, y, x: g * (y * math.log(2)), "f", "Returns 2 to t
 expm1 = unary("expm1", lambda g, y, x: g * (y + 1), "fc", "Returns exp(x) - 1, exact near 0.")
 log = unary("log", lambda g, y, x: g / x, "fc", "Returns the natural logarithm.")
 log2 = unary("log2", lambda g, y, x: g / (x * math.log(2)), "f", "Returns the logarithm to base 2.")
-log10 = unary("log10", lambda g, y, x: g / (x * math.log(10)), "f", "Returns it to base 10.")
+log10 = unary(
+    "log10", lambda g, y, x: g / (x * math.log(10)), "f", "Returns the logarithm to base 10."
+)
 log1p = unary("log1p", lambda g, y, x: g / (x + 1), "fc", "Returns log(1 + x), exact near 0.")
 sqrt = unary("sqrt", lambda g, y, x: g * 0.5 / y, "fc", "Returns the square root.")
 rsqrt = unary("rsqrt", lambda g, y, x: g * -0.5 * (y / x), "fc", "Returns 1 / sqrt(x).")
@@ -386,10 +389,19 @@ add_elementwise(STOP_GRADIENT)
 def where(condition: Tensor | bool, x: Any, y: Any) -> Tensor:
     """Returns x where the bool tensor `condition` is true, else y.
 
-    `md.where(mask, x, 0)`.
-
     One of the three has the dims of all, as in every elementwise operation; else it is
     `md.outer(md.where, mask, x, y)`.
+
+    Raises:
+        ValueError: the condition is not bool, the dtypes of x and y differ, a dim has two sizes, or
+            none of the three has the dims of all.
+
+    Examples:
+        >>> x = md.named([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], ["batch", "length"])
+        >>> mask = md.named([True, True, False], ["length"])
+        >>> print(md.where(mask, x, 0))
+        f32[batch=2, length=3] [[1. 2. 0.]
+         [4. 5. 0.]]
     """
     condition = as_tensor(condition)
     if condition.dtype != np.bool_:
@@ -404,13 +416,16 @@ def where(condition: Tensor | bool, x: Any, y: Any) -> Tensor:
 def cast(x: Tensor, dtype: Any) -> Tensor:
     """Returns x with another dtype.
 
-    `md.cast(x, "bfloat16")`.
-
     A cast to an integer dtype rounds toward zero. Numbers outside of its range become the nearest
     number in it, and NaN becomes 0.
 
     Raises:
         ValueError: the dtype is unknown, or would drop the imaginary part of complex numbers.
+
+    Examples:
+        >>> x = md.named([-1.5, 2.7, 300.0, np.nan], ["feature"])
+        >>> print(md.cast(x, "int8"))
+        s8[feature=4] [ -1   2 127   0]
     """
     dtype = as_dtype(dtype)
     return x if x.dtype == dtype else bind_one(CAST, (x,), {"dtype": dtype})
@@ -418,19 +433,44 @@ def cast(x: Tensor, dtype: Any) -> Tensor:
 
 @operation
 def stop_gradient(x: Tensor) -> Tensor:
-    """Returns x, which `grad` treats as a constant. `md.stop_gradient(x)`."""
+    """Returns x, which `grad` treats as a constant.
+
+    Examples:
+        >>> x = md.named([1.0, 2.0], ["feature"])
+        >>> slope = md.grad(lambda x: md.sum(x * md.stop_gradient(x)))
+        >>> print(slope(x))
+        f32[feature=2] [1. 2.]
+    """
     return bind_one(STOP_GRADIENT, (x,))
 
 
 @operation
 def reciprocal(x: Tensor) -> Tensor:
-    """Returns 1 / x. `md.reciprocal(x)`."""
+    """Returns 1 / x.
+
+    Raises:
+        ValueError: x is neither floating-point nor complex.
+
+    Examples:
+        >>> x = md.named([1.0, 4.0], ["feature"])
+        >>> print(md.reciprocal(x))
+        f32[feature=2] [1.   0.25]
+    """
     return 1 / x
 
 
 @operation
 def divmod(x: Any, y: Any) -> tuple[Tensor, Tensor]:
-    """Returns x // y and x % y. `md.divmod(x, y)`."""
+    """Returns x // y and x % y.
+
+    Raises:
+        ValueError: as for `floor_divide`.
+
+    Examples:
+        >>> quotient, rest = md.divmod(md.named([-7, 7], ["feature"]), 3)
+        >>> print(quotient, rest)
+        s32[feature=2] [-3  2] s32[feature=2] [2 1]
+    """
     return floor_divide(x, y), remainder(x, y)
 
 
@@ -439,6 +479,18 @@ def clip(x: Tensor, low: Any = None, high: Any = None) -> Tensor:
     """Returns x limited to [low, high], tensors or numbers; None is no limit.
 
     `md.clip(x, -1, 1)`. Where low is above high, the result is high.
+
+    Raises:
+        ValueError: as for `maximum`.
+
+    Examples:
+        >>> x = md.named([[-3.0, 0.5], [2.0, 9.0]], ["batch", "feature"])
+        >>> print(md.clip(x, -1, 1))
+        f32[batch=2, feature=2] [[-1.   0.5]
+         [ 1.   1. ]]
+        >>> print(md.clip(x, high=md.named([0.0, 4.0], ["batch"])))
+        f32[batch=2, feature=2] [[-3.  0.]
+         [ 2.  4.]]
     """
     x = x if low is None else maximum(x, low)
     return x if high is None else minimum(x, high)
@@ -450,9 +502,15 @@ def nan_to_num(
 ) -> Tensor:
     """Returns x with numbers in place of NaN and the infinities.
 
-    `md.nan_to_num(x)`.
-
     By default NaN gives 0, and an infinity the largest number of its sign.
+
+    Raises:
+        ValueError: x is not floating-point.
+
+    Examples:
+        >>> x = md.named([1.0, np.nan, -np.inf], ["feature"])
+        >>> print(md.nan_to_num(x, nan=-1.0, neginf=-9.0))
+        f32[feature=3] [ 1. -1. -9.]
     """
     need_kind(x.dtype, "f")
     limit = largest(x.dtype)

@@ -15,7 +15,9 @@ __all__ = [
     "shift_right",
 ]
 
-bit_not = unary("bit_not", None, "ib", "Returns every bit turned.", work=Work.STEP, symbol="~")
+bit_not = unary(
+    "bit_not", None, "ib", "Returns x with every bit flipped.", work=Work.STEP, symbol="~"
+)
 population_count = unary("population_count", None, "i", "Counts the bits set.", work=Work.STEP)
 bit_and = binary("bit_and", [None, None], "ib", "Returns the bits set in x and y.", symbol="&")
 bit_or = binary("bit_or", [None, None], "ib", "Returns the bits set in x or y.", symbol="|")

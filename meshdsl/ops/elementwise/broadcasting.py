@@ -10,6 +10,7 @@ tensors they meet.
 from __future__ import annotations
 
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -19,10 +20,11 @@ import jax
 import numpy as np
 
 from meshdsl.ops.creation import as_tensor
+from meshdsl.ops.elementwise.examples import EXAMPLES
 from meshdsl.ops.operation import at_once, operation, reported_as
 from meshdsl.ops.reductions.reduction import sum_to
 from meshdsl.tensors.dims import Dimension, Shape, did_you_mean
-from meshdsl.tensors.dtypes import need_kind, short
+from meshdsl.tensors.dtypes import in_words, need_kind, short
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Aval, Form, Operation, Primitive, Work
 from meshdsl.tracing.trace import bind_one, is_derived
@@ -100,6 +102,15 @@ def outer(function: Callable[..., Any], *operands: Any) -> Any:
 
     Raises:
         ValueError: `function` is no function of meshdsl, or uses a tensor with other dims.
+
+    Examples:
+        >>> query, key = md.named([1.0, 2.0], ["length"]), md.named([10.0, 20.0], ["memory"])
+        >>> print(md.outer(md.multiply, query, key))
+        f32[length=2, memory=2] [[10. 20.]
+         [20. 40.]]
+        >>> print(md.outer(lambda x, y: md.abs(x - y), query, key))
+        f32[length=2, memory=2] [[ 9. 19.]
+         [ 8. 18.]]
     """
     with reported_as("outer", operands):
         _need_function(function)
@@ -280,7 +291,7 @@ def unary(
     def function(x: Any) -> Tensor:
         return bind_one(primitive, (as_tensor(x),))
 
-    return _public(function, name, f"{doc} `md.{name}(x)`.")
+    return _public(function, name, doc, f"x is not {in_words(accepts)}.")
 
 
 def binary(
@@ -303,10 +314,17 @@ def binary(
         left = as_tensor(x)
         return bind_elementwise(primitive, (left, as_tensor(y, left.dtype)))
 
-    return _public(function, name, f"{doc} `md.{name}(x, y)`.")
+    problem = (
+        f"x or y is not {in_words(accepts)}; or their\n        dtypes differ, a dim has two sizes, "
+        "or neither has the dims of both."
+    )
+    return _public(function, name, doc, problem)
 
 
-def _public(function: Callable, name: str, doc: str) -> Callable[..., Tensor]:
+def _public(function: Callable, name: str, doc: str, problem: str) -> Callable[..., Tensor]:
+    """Makes a public operation of a function: its docstring has its errors and its example."""
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = doc
+    function.__doc__ = f"{doc}\n\nRaises:\n    ValueError: {problem}\n"
+    if name in EXAMPLES:
+        function.__doc__ += f"\nExamples:\n{textwrap.indent(EXAMPLES[name], '    ')}\n"
     return operation(function)

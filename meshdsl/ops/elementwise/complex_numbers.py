@@ -47,26 +47,62 @@ complex = binary(
 
 @operation
 def real(x: Tensor) -> Tensor:
-    """Returns the real part: float32 for complex64; of a real number, itself. `md.real(z)`."""
+    """Returns the real part: float32 for complex64; of a real number, itself.
+
+    Raises:
+        ValueError: x is neither complex nor floating-point.
+
+    Examples:
+        >>> z = md.named(np.complex64([1 + 2j, 3 - 4j]), ["frequency"])
+        >>> print(md.real(z))
+        f32[frequency=2] [1. 3.]
+    """
     need_kind(x.dtype, "cf")
     return _real(x) if is_complex(x.dtype) else x
 
 
 @operation
 def imag(x: Tensor) -> Tensor:
-    """Returns the imaginary part: float32 for complex64; of a real number, 0. `md.imag(z)`."""
+    """Returns the imaginary part: float32 for complex64; of a real number, 0.
+
+    Raises:
+        ValueError: x is neither complex nor floating-point.
+
+    Examples:
+        >>> z = md.named(np.complex64([1 + 2j, 3 - 4j]), ["frequency"])
+        >>> print(md.imag(z))
+        f32[frequency=2] [ 2. -4.]
+    """
     need_kind(x.dtype, "cf")
     return _imag(x) if is_complex(x.dtype) else zeros(x.shape, x.dtype)
 
 
 @operation
 def conj(x: Tensor) -> Tensor:
-    """Returns the complex conjugate; of a real number, itself. `md.conj(z)`."""
+    """Returns the complex conjugate; of a real number, itself.
+
+    Raises:
+        ValueError: x is neither complex nor floating-point.
+
+    Examples:
+        >>> z = md.named(np.complex64([1 + 2j, 3 - 4j]), ["frequency"])
+        >>> print(md.conj(z))
+        c64[frequency=2] [1.-2.j 3.+4.j]
+    """
     need_kind(x.dtype, "cf")
     return conjugate(x) if is_complex(x.dtype) else x
 
 
 @operation
 def angle(x: Tensor) -> Tensor:
-    """Returns the angle of complex numbers, from -pi to pi. `md.angle(z)`."""
+    """Returns the angle of complex numbers, from -pi to pi.
+
+    Raises:
+        ValueError: x is neither complex nor floating-point.
+
+    Examples:
+        >>> z = md.named(np.complex64([1, 1 + 1j, -2]), ["frequency"])
+        >>> print(md.angle(z))
+        f32[frequency=3] [0.     0.7854 3.1416]
+    """
     return atan2(imag(x), real(x))

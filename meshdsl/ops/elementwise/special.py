@@ -73,14 +73,14 @@ polygamma: Binary = binary(
     "polygamma",
     [_none_by_order, lambda g, z, n, x: g * polygamma(n + 1, x)],
     "f",
-    "Returns the n-th derivative of digamma at x: `md.polygamma(1, x)`; n is a whole number.",
+    "Returns the derivative of order x of digamma at y; x is a whole number.",
     work=Work.FUNCTION,
 )
 zeta: Binary = binary(
     "zeta",
     [_none_by_order, lambda g, z, s, q: g * -s * zeta(s + 1, q)],
     "f",
-    "Returns Hurwitz's zeta function: the sum of (q + k) ** -x over k = 0, 1, ...; x above 1.",
+    "Returns Hurwitz's zeta function: the sum of (y + k) ** -x over k = 0, 1, ...; x above 1.",
     work=Work.FUNCTION,
 )
 xlogy = binary(
@@ -101,5 +101,11 @@ xlog1py = binary(
 
 @operation
 def logit(x: Tensor) -> Tensor:
-    """Returns log(x / (1 - x)), the inverse of sigmoid. `md.logit(x)`."""
+    """Returns log(x / (1 - x)), the inverse of sigmoid.
+
+    Examples:
+        >>> probability = md.named([0.0, 0.5, 0.9], ["feature"])
+        >>> print(md.logit(probability))
+        f32[feature=3] [  -inf 0.     2.1972]
+    """
     return log(x) - log1p(-x)

@@ -1,7 +1,9 @@
 """How elementwise operations are made: one statement, one exported name, one line per backend."""
 
+import inspect
 import math
 import sys
+import textwrap
 import types
 
 import jax.numpy as jnp
@@ -16,6 +18,7 @@ from meshdsl.lowering.backends.numpy.emitters import EMITTERS as NUMPY
 from meshdsl.lowering.instructions import KINDS, of_elementwise
 from meshdsl.lowering.partition.elementwise import elementwise as partitioned
 from meshdsl.ops.elementwise.broadcasting import ELEMENTWISE, unary
+from meshdsl.ops.elementwise.examples import _SHOWN, EXAMPLES
 from meshdsl.tracing.graph import Primitive, Work
 from tests.ops.agreement import assert_agree, assert_close, message, random, run
 
@@ -236,3 +239,9 @@ def test_outer_takes_a_function_of_meshdsl(function, text):
             call(function, x, y)
         assert text in str(error.value)
         assert "  at tests/ops/elementwise/test_broadcasting.py:" in str(error.value)
+
+
+def test_every_example_is_of_an_operation_and_in_its_docstring():
+    assert len(EXAMPLES) == _SHOWN.count("\n\n") + 1
+    for name, example in EXAMPLES.items():
+        assert textwrap.indent(example, "    ") in inspect.getdoc(getattr(md, name))
