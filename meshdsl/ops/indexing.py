@@ -342,8 +342,7 @@ def one_hot(indices: Tensor | int, dim: Dimension, dtype: Any = "float32") -> Te
     """Returns 1 where `dim`'s index equals the value of `indices`, else 0: [*indices, dim].
 
     Raises:
-        ValueError: the indices are not integers, or have the dim with another size; or `dim` has no
-            size.
+        ValueError: the indices are not integers, or have the dim themselves; or `dim` has no size.
 
     Examples:
         >>> labels = md.named([2, 0, 7], ["batch"])
@@ -354,6 +353,12 @@ def one_hot(indices: Tensor | int, dim: Dimension, dtype: Any = "float32") -> Te
     """
     indices = as_tensor(indices)
     _need_integers(indices)
+    name = dim if isinstance(dim, str) else dim.name
+    if indices.shape.find(name) is not None:
+        raise ValueError(
+            f"the indices have dim `{name}` as well, and a result has a name once; rename theirs "
+            f"first, as in indices.rename({name}='{unused(name, indices.shape)}')"
+        )
     if indices.dtype.itemsize < 4:  # too narrow to count along a long dim
         indices = cast(indices, "int32")
     return cast(outer(equal, indices, arange(dim, indices.dtype)), dtype)

@@ -359,6 +359,11 @@ def test_mistakes_are_told():
             "scatter: dim `embed` has size 4 in the table but 2 in the indices",
         ),
         (lambda t, i: md.one_hot(t, vocab), "one_hot: the indices must be integers, got f64"),
+        (
+            lambda t, i: md.one_hot(i.rename(length="vocab"), md.Dimension("vocab", 2)),
+            "one_hot: the indices have dim `vocab` as well, and a result has a name once; rename "
+            "theirs first, as in indices.rename(vocab='vocab_')",
+        ),
     ]:
         assert text in message(function, table, indices)
 

@@ -131,8 +131,9 @@ def histogram(
         s32 counts, with `into` where the first of the dims counted along stood.
 
     Raises:
-        ValueError: fewer than two edges; edges with several dims, of another dtype than x, or that
-            the dtype of x would round; or an `into` of another size than the bins.
+        ValueError: fewer than two edges; edges with several dims, of another dtype than x, that
+            the dtype of x would round, or numbers that fall; or an `into` of another size than the
+            bins. Whether the edges of a tensor rise is not known before it runs.
 
     Examples:
         >>> x = md.named([0.1, 0.2, 0.7, 1.0, 9.0], ["length"])
@@ -145,6 +146,8 @@ def histogram(
             numbers = exact.astype(x.dtype)
         if numbers.ndim != 1:
             raise ValueError("edges must be a list of numbers, or a tensor with one dim")
+        if (exact[1:] < exact[:-1]).any():
+            raise ValueError(f"the edges {list(edges)} fall somewhere; sort them")
         if not is_float(x.dtype) and (numbers != exact).any():
             raise ValueError(
                 f"the edges {list(edges)} would be rounded to {short(x.dtype)}; "

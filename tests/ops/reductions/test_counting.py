@@ -103,6 +103,7 @@ def test_mistakes_are_told():
         (lambda i, x: md.searchsorted(x, x, "length"), "the values have dim `length` as well"),
         (lambda i, x: md.searchsorted(x, x, "length", "top"), "side must be 'left' or 'right', no"),
         (lambda i, x: md.histogram(x, [[1.0]]), "edges must be a list of numbers, or a tensor"),
+        (lambda i, x: md.histogram(x, [2, 1, 3]), "the edges [2, 1, 3] fall somewhere; sort them"),
         (lambda i, x: md.histogram(x, [1.0]), "edges need one dim, of size 2 or more, not [edges_"),
         (lambda i, x: md.histogram(i, x), "edges need one dim, of size 2 or more, not [batch=3"),
         (lambda i, x: md.histogram(i, md.sum(x, "batch")), "edges are f64, but x is s64; cast one"),
