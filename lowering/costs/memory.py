@@ -17,8 +17,8 @@ The model is that of a compiler that runs the instructions in the order written:
   joined reduce_scatter is freed as soon as it is sent, since compilers send its parts separately.
 * Where the devices are known, images of convolutions fill up their tiles (`costs.tiles`).
 * Attention needs a block of scores (`lowering.attention_sizes`); its gradient needs another block,
-  for the gradient of the scores, in the dtype of the queries. A single block is computed once for a
-  recomputed attention and its gradient, and are live between these.
+  for the gradient of the scores, in the dtype of the queries. Where an attention is recomputed for
+  its gradient, a single block is computed once for both, and lives between them.
 * The results of a scan are live while it runs, and so is the peak of its body. The carry is written
   over its start if that is not used again. The body reads one slice of each stacked input at a time
   and writes one slice of each stacked result as soon as it is computed. A while loop does the same

@@ -49,7 +49,8 @@ def inspect(
         mesh, layout: for a spec: the mesh and the layout, as in `md.jit`.
 
     Raises:
-        ValueError: malformed mesh or layout; an axis that the mesh lacks.
+        ValueError: malformed mesh or layout; an axis that the mesh lacks; x is neither an array with
+            named dims nor a spec.
 
     Examples:
         >>> x = md.spec(md.dims(batch=8, embed=4))
@@ -70,6 +71,11 @@ def inspect(
         known = Layout(tuple(rule for rule in rules.rules if rule.dim in dims))
         assigned = known.assign(x.dims, mesh=own_mesh)
         return Inspection(x.dims, x.dtype, own_mesh, assigned, tuple(range(own_mesh.size)))
+    if not isinstance(x, NamedArray):
+        raise ValueError(
+            f"inspect shows arrays with named dims, and specs, not {type(x).__name__}; md.named "
+            "gives an array its dims"
+        )
     where = x.layout
     if where is None:
         devices = getattr(getattr(x.data, "sharding", None), "device_set", ())

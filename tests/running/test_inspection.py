@@ -114,6 +114,8 @@ def test_mistakes_are_told():
         md.inspect(md.spec([a]), "x:2", "a:z")
     with pytest.raises(ValueError, match="both claim mesh axis `x`"):
         md.inspect(md.spec([a, b]), "x:2", "a:x; b:x")
+    with pytest.raises(ValueError, match=r"arrays with named dims, and specs, not int; md\.named"):
+        md.inspect(3)
 
 
 def test_blocks_with_pads_show_their_first_numbers():
