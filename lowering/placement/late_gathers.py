@@ -15,9 +15,10 @@ A minimum cut decides which tensors stay split. The costs are:
   by the collectives that its strategy writes.
 
 A tensor that stays split has all splits of the rules and more, so a move to it is a free slice.
-Among equally good cuts, the one with most tensors in the layout of the rules is chosen. One cost is an
-approximation: no edge of a cut costs something only if both operands and results stay split, so
-results cost that by themselves.
+Among equally good cuts, the one with most tensors in the layout of the rules is chosen.
+
+One cost is an approximation: no edge of a cut costs something only if both operands and results
+stay split, so results cost that by themselves.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ The result of a contraction over a split dim is a partial sum. It may be reduced
 partial through operations that are linear in it and be reduced later: after several have been
 added, after a reduction has made it small, after a loop has accumulated it.
 
-A minimum cut decides, for one mesh axis after the other: a sum over two axes is costed for each as
-if it were not partial over the other, which says too little where both stay. A tensor that can be partial either stays partial (source
-side) or does not. The costs are:
+A minimum cut decides, for each mesh axis by itself: a sum over two axes is costed for each as if it
+were not partial over the other. A tensor that can be partial either stays partial (source side) or
+does not. The costs are:
 
 - A tensor that stays partial costs its reduction if some reader needs it reduced.
 - A tensor that stays partial may need moves: a product gathers its other operand, a sum gathers an

@@ -49,8 +49,8 @@ def inspect(
         mesh, layout: for a spec: the mesh and the layout, as in `md.jit`.
 
     Raises:
-        ValueError: malformed mesh or layout; an axis that the mesh lacks; x is neither an array with
-            named dims nor a spec.
+        ValueError: malformed mesh or layout; an axis that the mesh lacks; x is neither an array
+            with named dims nor a spec.
 
     Examples:
         >>> x = md.spec(md.dims(batch=8, embed=4))

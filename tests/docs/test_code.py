@@ -22,9 +22,9 @@ from meshdsl.training import Recipe, Reporting, train
 from tests.docs.pages import DOCS, LANGUAGES, PAGES, README, ROOT, blocks, name_of
 
 GUIDES = DOCS / "guides"
-# What the README shows is what the guides show, which run.
 # Packages of extras, without which a block that imports one is left out.
 OPTIONAL = {"lm_eval", "tokenizers"}
+# What the README shows is what the guides show, which run.
 WITH_CODE = [page for page in PAGES if page != README and blocks(page, "python")]
 
 

@@ -17,7 +17,7 @@ _FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 def example_of(written, value):
     """Returns the example of a name; an alias or a constant has none."""
-    text = inspect.getdoc(value) or ""
+    text = inspect.cleandoc(value.__doc__ or "")  # of its own: a class inherits none
     if not (inspect.isfunction(value) or inspect.isclass(value)):
         text = ""
     return _PARSER.get_doctest(text, {"md": md, "np": np}, written, written, 0)

@@ -225,7 +225,7 @@ FLAGS: dict[str, Flag] = {
         None,
         str,
         "Folder for metrics.jsonl, TensorBoard and checkpoints; a run whose checkpoints are there "
-        "goes on. Default: none is written.",
+        "goes on. Default: none is written. `plot` and `runs`: one more folder of runs.",
     ),
     **_made(
         "checkpoint_every",

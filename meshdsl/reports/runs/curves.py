@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import io
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,10 @@ _HELD_OUT = {"eval_": ("o", "held out: ●"), "test_": ("s", "test: ■")}
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ("-", "--", ":", "-.")  # for more runs than colours
 _SVG_DASHES = (None, "6 3", "2 3", "6 3 2 3")  # the same in the legend of a page
+# Names of Matplotlib's that nothing refers to: each picture of a page has the same ones.
+_PLACES = re.compile(
+    r' id="(?:figure|axes|patch|line2d|text|legend|matplotlib\.axis|[xy]tick)_\d+"'
+)
 _WIDTH, _HEIGHT, _COLUMNS = 5.4, 3.1, 2  # of a panel, in inches; panels beside each other
 
 
@@ -119,10 +124,9 @@ def _figure(runs: Sequence[RunHistory], panels: Sequence[str], legend: bool = Tr
             continue
         _panel(axes, panels[place], runs)
         axes.set_xlim(min(steps) - margin, max(steps) + margin)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if place + columns >= len(panels):
             axes.set_xlabel("step")
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axes.tick_params(labelbottom=True)
     if not legend:
         return figure
     names = [run.name for run in runs]
@@ -149,11 +153,15 @@ def _panel(axes: Any, metric: str, runs: Sequence[RunHistory]) -> None:
         for prefix, (_, note) in _HELD_OUT.items()
         if any(run.curve(prefix + metric)[0] for run in runs)
     ]
-    title = _PANELS.get(metric, metric.replace("_", " "))
-    axes.set_title(f"{title}{'; ' if notes else ''}{', '.join(notes)}", loc="left", fontsize=10)
+    words = f"{_title(metric)}{'; ' if notes else ''}{', '.join(notes)}"
+    axes.set_title(words, loc="left", fontsize=10)
     axes.grid(True, linewidth=0.4, alpha=0.6)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+
+
+def _title(metric: str) -> str:
+    return _PANELS.get(metric, metric.replace("_", " "))
 
 
 def _colour(number: int) -> str:
@@ -178,9 +186,10 @@ def _page(runs: Sequence[RunHistory], panels: Sequence[str]) -> str:
     pictures = []
     for metric in panels:
         svg = _drawn(_figure(runs, [metric], legend=False), "svg", salt=metric).decode()
-        name = html.escape(f"{metric} over steps")
+        name = html.escape(f"{_title(metric)}, over steps")
         start = f'<svg role="img" aria-label="{name}" style="width: 100%; height: auto"'
-        pictures.append(Html(svg[svg.index("<svg") :].replace("<svg", start, 1)))
+        svg = _PLACES.sub("", svg[svg.index("<svg") :])
+        pictures.append(Html(svg.replace("<svg", start, 1)))
     grid = "display: grid; grid-template-columns: repeat(auto-fit, minmax(min(480px, 100%), 1fr))"
     return document(
         title,

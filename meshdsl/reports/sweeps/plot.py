@@ -22,6 +22,7 @@ _GOOD, _BAD, _FRONT, _RULE = "#2f6fd0", "#c9483f", "#e07b1a", "#8a94a3"
 _MOST_TICKS = 9
 _GAP = 140  # left of all others: those that send nothing, and room for the label below
 _FAR = 4  # times the largest peak: a room beyond it is named above the picture
+_LINE = 28  # of text on a narrow screen, where it is larger
 _NEAR = 14  # marks that are no further apart share one label
 
 
@@ -133,8 +134,10 @@ def _rooms(rooms: Mapping[str, int], up: _Scale) -> list[Html]:
         if y < _TOP:
             far.append(text)
             continue
+        # Below its line where the space above the picture is for those that are far above.
+        below = y < _TOP + _LINE
         marks.append(_line(_LEFT, _WIDTH - _RIGHT, y, y, stroke=_BAD, stroke_dasharray="6 4"))
-        marks.append(_text(text, _WIDTH - _RIGHT, y - 5, "end"))
+        marks.append(_text(text, _WIDTH - _RIGHT, y + (_LINE - 4 if below else -5), "end"))
     if far:
         marks.append(_text(f"far above: {'; '.join(far)}", _WIDTH - _RIGHT, _TOP - 12, "end"))
     return marks

@@ -218,7 +218,10 @@ def test_all_panels_of_a_page_can_be_seen(two, tmp_path, chromium, width):
     names = chromium.evaluate(
         "[...document.querySelectorAll('svg[role=img]')].map((one) => one.ariaLabel)"
     )
-    assert names == [f"{metric} over steps" for metric in panels_of(runs)]
+    words = ["loss (nats)", "model FLOPs utilisation", "dropped choices"]
+    assert names == [f"{one}, over steps" for one in words]
+    ids = chromium.evaluate("[...document.querySelectorAll('[id]')].map((one) => one.id)")
+    assert len(ids) == len(set(ids))
     legend = chromium.evaluate("[...document.querySelectorAll('li')].map(li => li.textContent)")
     assert legend == [run.name for run in runs]
 

@@ -173,17 +173,19 @@ def test_the_page_links_every_report_and_tells_what_failed():
     assert "no\ndim `x`, 2 &gt; 1" in text
 
 
-@pytest.mark.parametrize("room", [2 * GIB, 80 * GIB])
+@pytest.mark.parametrize(
+    "rooms", [{"": 2 * GIB}, {"": 80 * GIB}, {"v5e:4": 16 * GIB, "v5p:4x4x4": 95 * GIB}]
+)
 @pytest.mark.parametrize("width", [420, 1300])
-def test_nothing_of_the_page_is_cut_or_lies_over_other_text(chromium, tmp_path, width, room):
+def test_nothing_of_the_page_is_cut_or_lies_over_other_text(chromium, tmp_path, width, rooms):
     several = [
         replace(ONE, layout=f"batch:data; d_ff:model; embed:{n}", peak_bytes=GIB << n, limit=_LIMIT)
-        for n in range(3)
+        for n in range(4)
     ]
     several += [
         replace(THREE, wire_bytes={"data": 3.0 * GIB * 2**n, "model": GIB / 3}) for n in range(9)
     ]
-    heading = Heading("a sweep", "TPU v5p", "estimated", "planned", {"": room})
+    heading = Heading("a sweep", "TPU v5p", "estimated", "planned", rooms)
     file = tmp_path / "page.html"
     file.write_text(page(ranked([*several, LOST]), heading), encoding="utf-8")
     chromium.open(file)

@@ -71,8 +71,9 @@ def _convolve(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any
     windows = [_Window(slide, x.local, filters.local, out.local) for slide in slides]
     bases = [slide.base for slide in slides]
     if math.prod(w.size for w in windows) > math.prod(x.local.get(s.x).size for s in slides):
-        # XLA:CPU (jaxlib 0.10.2) lets such operands and filters change places, forgets it for dims
-        # with zeros between their elements, and ends the process. So these are written out.
+        # XLA (jaxlib 0.10.2, on CPUs) swaps operand and filters if the filters have more positions.
+        # The swap is wrong where the operand is dilated, and ends the process. So the zeros of such
+        # an operand, which is small, are written out.
         data = _spread(data, dict(zip(lhs.axes[2:], bases, strict=True)))
         bases = [1] * len(bases)
     flipped = [p for p, w in zip(rhs.axes[2:], windows, strict=True) if w.slide.dilation < 0]

@@ -17,10 +17,10 @@ from meshdsl.reports.explain.html.elements import (
     code,
     facts,
     joined,
-    named,
     place,
     table,
     tag,
+    value_names,
 )
 from meshdsl.reports.explain.html.placement import axis_bar, mesh_drawing, type_of
 from meshdsl.reports.explain.html.strips import Scale, legend, strip
@@ -168,7 +168,7 @@ def _moved(one: Moved) -> Sequence[Cell | Html | str]:
         shown.kind,
         joined(
             [
-                named(shown.what[0]),
+                value_names(shown.what[0]),
                 " ",
                 tag("code", f"[{', '.join(shown.dims.names)}]", class_="quiet"),
             ]

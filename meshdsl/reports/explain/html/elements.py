@@ -17,7 +17,7 @@ from meshdsl.tracing.source import Source
 
 _EMPTY = frozenset(["input", "meta"])
 _CLOSED = frozenset(["line", "path", "rect"])  # empty elements of SVG, which a slash closes
-_COUNTER = re.compile(r"\.\d+\b")  # of a name that a program has more than once
+_COUNTER = re.compile(r"(\.\d+\b)")  # of a name that a program has more than once
 _MOST_BESIDE = 4  # columns that a narrow screen has room for
 _MANY = 10  # columns whose heads take several lines
 _FLAG = re.compile(r"(--\w+)")  # lines break behind hyphens, but not in a flag
@@ -78,26 +78,17 @@ def _breakable(text: str) -> Html:
     return Html("/<wbr>".join(html.escape(part) for part in text.split("/")))
 
 
-def named(names: str, more: str = "") -> Html:
-    """Returns names of values as the source writes them.
-
-    A program counts names that it has several times: `x.27`. The number is for `print(program)`
-    and shows where the mouse rests.
+def value_names(names: str, title: str = "") -> Html:
+    """Returns names of values, as the program has them; the numbers that tell equal ones apart are
+    small: `x.27` is the 27th `x` of `print(program)`.
 
     Args:
         names: one or several, with commas.
-        more: what else shows where the mouse rests.
+        title: what shows where the mouse rests.
     """
-    return tag("code", uncounted(names), title=more or names)
-
-
-def uncounted(names: str) -> str:
-    """Returns names without the numbers that a program counts them with.
-
-    >>> uncounted("x.27, x.reshape.10 + 1 more")
-    'x, x.reshape + 1 more'
-    """
-    return _COUNTER.sub("", names)
+    parts = _COUNTER.split(names)
+    shown = [tag("small", p, class_="quiet") if n % 2 else p for n, p in enumerate(parts)]
+    return tag("code", shown, title=title or None)
 
 
 def ticked(text: str) -> Html:

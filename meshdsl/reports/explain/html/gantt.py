@@ -59,7 +59,7 @@ def _chart(
     scale = (width - _LABEL) / sum(widths)
     starts = [_LABEL + scale * sum(widths[:n]) for n in range(len(widths))]
     drawn = [
-        _row(report, stage, row, starts, [scale * width for width in widths])
+        _row(report, stage, row, starts, [scale * each for each in widths])
         for stage, row in enumerate(rows)
     ]
     whole = _NARROW if kind == "narrow" else _WIDTH
@@ -69,7 +69,7 @@ def _chart(
         viewBox=f"0 0 {whole:g} {_ROW * len(rows)}",
         class_=kind or None,
         role="img",
-        aria_label=f"what {report.running.schedule.stages} stages do, one after the other",
+        aria_label=f"what {len(rows)} stages do in {len(widths)} passes, one after the other",
     )
 
 

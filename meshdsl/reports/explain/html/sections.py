@@ -22,11 +22,11 @@ from meshdsl.reports.explain.html.elements import (
     facts,
     joined,
     line,
-    named,
     place,
     table,
     tag,
     ticked,
+    value_names,
 )
 from meshdsl.reports.explain.html.gantt import gantt
 from meshdsl.reports.explain.html.placement import axis_bar, block_drawing, mesh_drawing, type_of
@@ -95,7 +95,7 @@ def tiles(explanation: Explanation) -> Html:
         _tile(
             "arithmetic",
             show_flops(explanation.flops),
-            f"{show_share(timeline.used(explanation.flops))} of the bf16 peak",
+            f"{show_share(_used(explanation))} of the bf16 peak",
         ),
         _tile(
             "parameters",
@@ -104,6 +104,12 @@ def tiles(explanation: Explanation) -> Html:
         ),
         class_="tiles",
     )
+
+
+def _used(explanation: Explanation) -> float:
+    """Returns the share of the bf16 peak that the simulated step uses."""
+    timeline, seconds = explanation.timeline, explanation.simulated.seconds
+    return timeline.used(explanation.flops) * timeline.seconds / seconds if seconds else 0.0
 
 
 def _tile(label: str, figure: str, more: str, warn: bool = False) -> Html:
@@ -193,7 +199,7 @@ def buffers(explanation: Explanation) -> Html:
     rows: list[list[Cell | Child]] = [
         [
             MEANING[part.part][0],
-            code(part.buffer.path) if part.buffer.path else named(part.name),
+            code(part.buffer.path) if part.buffer.path else value_names(part.name),
             code(type_of(part.buffer.value, explanation.mesh)),
             byte_cell(part.buffer.bytes),
             Cell(show_share(part.buffer.bytes / peak), part.buffer.bytes),
@@ -256,7 +262,7 @@ def traffic_cells(traffic: Traffic) -> Sequence[Cell | Html | str]:
     names = traffic.what[0] + (f" + {len(traffic.what) - 1} more" if traffic.what[1:] else "")
     return (
         traffic.kind,
-        named(names, ", ".join(traffic.what)),
+        value_names(names, ", ".join(traffic.what)),
         code(", ".join(traffic.dims.names)),
         "+".join(traffic.axes),
         Cell(f"{traffic.count:,}", traffic.count),
@@ -283,7 +289,8 @@ def alternatives(explanation: Explanation) -> Html | None:
     return section(
         "The same step by other options",
         table("other options", columns, rows, filtered=False),
-        lead="Per device and step: what is sent, what is held at the peak, and the time it takes.",
+        lead="Per device and step: what is sent, what is held at the peak, and the time it takes "
+        "at the peaks of the hardware.",
     )
 
 
@@ -345,7 +352,7 @@ def pads(explanation: Explanation) -> Html | None:
     dim_columns.append(Column("tensors", number=True))
     tensors = [
         (
-            code(one.name),
+            value_names(one.name),
             code(type_of(one.value, explanation.mesh)),
             Cell(show_share(one.share), one.share),
             byte_cell(one.bytes),

@@ -17,10 +17,10 @@ from meshdsl.reports.explain.html.elements import (
     Html,
     joined,
     line,
-    named,
     place,
     table,
     tag,
+    value_names,
 )
 from meshdsl.reports.explain.html.strips import Scale, few, legend, loop_name, strip
 from meshdsl.reports.explain.limits import called
@@ -100,7 +100,7 @@ def interval_table(intervals: Sequence[Interval], total_seconds: float) -> Html:
             Cell(str(n), n),
             one.phase,
             f"{one.kind} ×{one.count:,}" if one.count > 1 else one.kind,
-            named(few(one.name), one.name),
+            value_names(few(one.name), one.name) if one.name else None,
             Cell(show_seconds(one.seconds), one.seconds),
             Cell(show_share(one.seconds / total_seconds) if total_seconds else "–", one.seconds),
             called(one.limit),

@@ -18,12 +18,11 @@ from meshdsl.reports.explain.html.elements import (
     Html,
     joined,
     tag,
-    uncounted,
 )
 from meshdsl.reports.explain.limits import called
 
 _COLOURS = 8
-_PHASES = 4  # shades
+_PHASES = 3  # shades
 _NARROW = 0.001  # of the width: joined with its neighbours
 _LABELLED = 0.07
 _IN_LEGEND = 0.001  # of the time: what takes less is drawn, but not in the legend
@@ -95,7 +94,8 @@ def _segments(intervals: Sequence[Interval], scale: Scale) -> list[_Segment]:
         width = 1 / len(intervals) if even else interval.seconds
         last = segments[-1] if segments else None
         loop = bool(interval.inside) or (last is not None and bool(last.intervals[-1].inside))
-        if last and not even and not loop and width < least and last.width < least:
+        alike = last is not None and last.intervals[-1].phase == interval.phase
+        if last and alike and not even and not loop and width < least and last.width < least:
             segments[-1] = _Segment((*last.intervals, interval), last.start, last.width + width)
         else:
             segments.append(_Segment((interval,), start, width))
@@ -146,7 +146,7 @@ def _drawn(segment: _Segment, mesh: Mesh, seconds: float, loop: int | None) -> H
         background = _bands(first, mesh)
         name = loop_name(first)
     elif share > _LABELLED:
-        name = uncounted(first.name) if first.kind == "local" else first.kind
+        name = first.name if first.kind == "local" else first.kind
     if first.axes:
         kinds.append("sent")
     if share > _PARTED:
@@ -228,6 +228,7 @@ def _phases(segments: Sequence[_Segment], seconds: float) -> Html | None:
         totals[phase] = totals.get(phase, 0.0) + width
     if len(totals) < 2:
         return None
+    timed = any(interval.seconds for s in segments for interval in s.intervals)
     shades = {phase: f"background: var(--phase-{n % _PHASES})" for n, phase in enumerate(totals)}
     band = [
         tag("i", style=f"{_span(start, width, seconds)}; {shades[phase]}", title=phase)
@@ -238,7 +239,7 @@ def _phases(segments: Sequence[_Segment], seconds: float) -> Html | None:
             "li",
             tag("i", style=shades[phase]),
             f"{phase} ",
-            tag("span", show_share(width / seconds), class_="quiet"),
+            tag("span", show_share(width / seconds if timed else 0), class_="quiet"),
         )
         for phase, width in totals.items()
     ]

@@ -311,12 +311,15 @@ def test_the_figure_at_the_head_is_the_simulated_time(show):
     assert text[2].startswith(f"{show_seconds(report.timeline.seconds)} at the peaks")
 
 
-def test_names_are_shown_without_the_numbers_of_the_program(show):
-    browser = show(report_of("four axes"))
-    cells = browser.evaluate("[...document.querySelectorAll('td code')].map((c) => c.textContent)")
-    assert not [name for name in cells if re.search(r"[a-z]\.\d+( |$)", name)]
-    titles = browser.evaluate("[...document.querySelectorAll('td code[title]')].map(c => c.title)")
-    assert [title for title in titles if re.search(r"[a-z]\.\d+(,|$)", title)]
+@pytest.mark.parametrize("kind", ["four axes", "pipeline"])
+def test_the_numbers_that_tell_equal_names_apart_are_small(show, kind):
+    browser = show(report_of(kind))
+    browser.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    small = browser.evaluate(
+        "[...document.querySelectorAll('td code small')].filter((one) => one.offsetHeight)"
+        ".map((one) => one.textContent)"
+    )
+    assert small and all(re.fullmatch(r"\.\d+", one) for one in small)
 
 
 def test_everything_has_a_name_for_those_who_do_not_see_it(show):
