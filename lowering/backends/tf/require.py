@@ -11,12 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_OF_JAX = "1"  # what JAX sets it to, whoever imports it
 LEAST = (2, 18)
 INSTALL = "pip install 'meshdsl[tf]'"
 
 
 def tensorflow() -> None:
     """Checks that TensorFlow is installed, and silences its messages about its build.
+
+    Whoever sets `TF_CPP_MIN_LOG_LEVEL` to another level than JAX does sees them all.
 
     Raises:
         ValueError: it is missing or too old.
@@ -30,10 +33,11 @@ def tensorflow() -> None:
             f"backend 'tf' needs TensorFlow {least} or later, but {installed} is installed: "
             f"{INSTALL}"
         )
-    if _LEVEL not in os.environ:
+    if os.environ.get(_LEVEL, _OF_JAX) == _OF_JAX and "tensorflow" not in sys.modules:
         os.environ[_LEVEL] = "2"
         with _quiet():
-            importlib.import_module("tensorflow")
+            # It looks for GPUs only once asked, and complains then that there are none.
+            importlib.import_module("tensorflow").config.list_physical_devices("GPU")
 
 
 @contextmanager

@@ -22,7 +22,8 @@ from typing import IO
 from meshdsl.training.launching.warm import Forked, Warm
 
 _KEPT = 40  # the last lines of a process that a failure shows
-_NOISE = b"[Gloo] "  # how lines of JAX's collectives on CPUs begin, which say that all is well
+# Lines of JAX's collectives on CPUs, and of its coordination, which say that all is well.
+_NOISE = (b"[Gloo] Rank ", b"Using experimental recoverable task feature")
 _DRAINING = 2.0  # seconds in which the last output of a process that has ended is read
 
 
@@ -117,10 +118,12 @@ class Child:
     def _read(self, stream: IO[bytes]) -> None:
         with suppress(OSError, ValueError), stream:
             for line in stream:
+                if any(noise in line for noise in _NOISE):
+                    continue
                 if self.shown:
                     with suppress(OSError):  # nobody reads it any more
                         os.write(2, line)
-                if not line.startswith(_NOISE) and line.strip():
+                if line.strip():
                     self._lines.append(line.rstrip())
 
     def _wait(self, ended: Callable[[Child], None]) -> None:

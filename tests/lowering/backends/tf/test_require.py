@@ -46,6 +46,18 @@ def test_nothing_else_imports_it():
     assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
 
 
+def test_its_messages_about_its_build_and_missing_gpus_are_not_shown():
+    code = (
+        "import jax; from meshdsl.lowering.backends.tf.require import tensorflow; tensorflow(); "
+        "import tensorflow as tf; tf.config.list_physical_devices(); tf.reduce_sum(tf.ones([2]))"
+    )
+    unset = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=unset, timeout=300, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
 def test_the_command_line_says_that_only_this_backend_takes_the_name_of_a_tpu(capsys):
     before = os.environ.get("TPU_NAME")
     assert run(["train", "--tpu=local"]) == 2
