@@ -5,8 +5,8 @@
 #   gcloud compute tpus tpu-vm create NAME --zone=us-east5-a --accelerator-type=v5p-64 \
 #       --version=v2-alpha-tpuv5
 # (v5p-64: two cores each, 32 chips, eight hosts.) Run it in a fresh clone of this repository, which
-# is copied to all hosts, and again after any stop: training goes on. NFS is a share that all hosts
-# can mount, such as Filestore.
+# is copied to all hosts, and again after any stop: training goes on. It stays connected for the
+# whole run, so start it in tmux. NFS is a share that all hosts can mount, such as Filestore.
 set -euo pipefail
 name=${1:?the name of a TPU VM}
 zone=${ZONE:?the zone of the TPU VM}
@@ -17,7 +17,12 @@ on_all_hosts() {
 }
 
 gcloud compute tpus tpu-vm scp --recurse --worker=all --zone="$zone" . "$name:meshdsl"
-on_all_hosts "python3 -m venv venv && venv/bin/pip install -q -e 'meshdsl[tpu,data]'"
+# meshdsl needs Python 3.11. If the image's own is older, or has no venv, uv downloads another one.
+on_all_hosts 'test -x venv/bin/pip ||
+    { python3 -c "import sys; sys.exit(sys.version_info < (3, 11))" && python3 -m venv venv; } ||
+    { rm -rf venv && python3 -m pip install -q --user uv &&
+      python3 -m uv venv -q --seed --python=3.12 venv; }'
+on_all_hosts "venv/bin/pip install -q -e 'meshdsl[tpu,data]'"
 on_all_hosts "sudo mkdir -p /shared && (mountpoint -q /shared || sudo mount -t nfs $share /shared)"
 
 # The same command on every host, at the same time; --coordinator=auto: JAX asks the TPU who is there.

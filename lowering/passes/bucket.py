@@ -1,9 +1,9 @@
 """Bucket: collectives that do not depend on each other become one.
 
 Each collective costs a latency, whatever it sends. So collectives of one op, dtype and kind, over
-the same axes and in the same block, are joined. Those with equally many such collectives before
-them are joined. So their number is least where no limit of bytes holds (`bucket_bytes`) and none is
-of a recomputation: that of the longest chain of dependent collectives.
+the same axes and in the same block, are joined: those with equally many such collectives before
+them. Groups are joined one after the other. Without a limit of bytes (`bucket_bytes`), a group
+becomes as few as its longest chain of dependent collectives when its turn comes.
 
 - A joined reduction is written where the last of its operands is ready.
 - A joined gather is written where the first of its results is read, if all operands are ready by
