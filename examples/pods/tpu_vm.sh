@@ -18,9 +18,10 @@ on_all_hosts() {
 
 gcloud compute tpus tpu-vm scp --recurse --worker=all --zone="$zone" . "$name:meshdsl"
 # meshdsl needs Python 3.11. If the image's own is older, or has no venv, uv downloads another one.
-on_all_hosts 'test -x venv/bin/pip ||
-    { python3 -c "import sys; sys.exit(sys.version_info < (3, 11))" && python3 -m venv venv; } ||
-    { rm -rf venv && python3 -m pip install -q --user uv &&
+on_all_hosts 'new="import sys; sys.exit(sys.version_info < (3, 11))"
+    { test -x venv/bin/pip && venv/bin/python -c "$new"; } ||
+    { rm -rf venv && python3 -c "$new" && python3 -m venv venv; } ||
+    { rm -rf venv && PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install -q --user uv &&
       python3 -m uv venv -q --seed --python=3.12 venv; }'
 on_all_hosts "venv/bin/pip install -q -e 'meshdsl[tpu,data]'"
 on_all_hosts "sudo mkdir -p /shared && (mountpoint -q /shared || sudo mount -t nfs $share /shared)"

@@ -19,7 +19,8 @@ INSTALL = "pip install 'meshdsl[tf]'"
 def tensorflow() -> None:
     """Checks that TensorFlow is installed, and silences its messages about its build.
 
-    Whoever sets `TF_CPP_MIN_LOG_LEVEL` to another level than JAX does sees them all.
+    With them go those of its search for GPUs. Whoever imports it before, or sets
+    `TF_CPP_MIN_LOG_LEVEL` to another level than JAX does, sees them all.
 
     Raises:
         ValueError: it is missing or too old.

@@ -9,6 +9,7 @@ Guarantees:
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -23,7 +24,9 @@ from meshdsl.training.launching.warm import Forked, Warm
 
 _KEPT = 40  # the last lines of a process that a failure shows
 # Lines of JAX's collectives on CPUs, and of its coordination, which say that all is well.
-_NOISE = (b"[Gloo] Rank ", b"Using experimental recoverable task feature")
+_NOISE = re.compile(
+    rb"\[Gloo\] Rank |[IW]\d{4} .* \S+\.cc:\d+\] .*Using experimental recoverable task feature"
+)
 _DRAINING = 2.0  # seconds in which the last output of a process that has ended is read
 
 
@@ -118,7 +121,7 @@ class Child:
     def _read(self, stream: IO[bytes]) -> None:
         with suppress(OSError, ValueError), stream:
             for line in stream:
-                if any(noise in line for noise in _NOISE):
+                if _NOISE.match(line):
                     continue
                 if self.shown:
                     with suppress(OSError):  # nobody reads it any more

@@ -258,3 +258,18 @@ import time; time.sleep(600)
         supervisor.kill()
         supervisor.communicate()
     wait_for(lambda: not any(map(is_there, all_there)))
+
+
+def test_what_says_that_all_is_well_is_not_shown(capfd):
+    lines = [
+        "[Gloo] Rank 0 is connected to 1 peer ranks.",
+        "W1128 04:51:29.905303 8268 coordination_service.cc:185] [5] Using experimental recoverable"
+        " task feature. The default shutdown barrier will only block others.",
+        "a line about the [Gloo] Rank of a user, and Using experimental recoverable task feature",
+    ]
+    child, ended = Child(0, shown=True), threading.Event()
+    code = f"import sys; sys.stderr.write({chr(10).join(lines) + chr(10)!r})"
+    child.start([sys.executable, "-c", code], lambda _: ended.set())
+    assert ended.wait(60)
+    assert child.lines() == lines[2:]
+    assert capfd.readouterr().err == lines[2] + "\n"

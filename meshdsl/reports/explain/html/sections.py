@@ -352,7 +352,7 @@ def pads(explanation: Explanation) -> Html | None:
     dim_columns.append(Column("tensors", number=True))
     tensors = [
         (
-            value_names(one.name),
+            code(one.name),
             code(type_of(one.value, explanation.mesh)),
             Cell(show_share(one.share), one.share),
             byte_cell(one.bytes),

@@ -315,11 +315,14 @@ def test_the_figure_at_the_head_is_the_simulated_time(show):
 def test_the_numbers_that_tell_equal_names_apart_are_small(show, kind):
     browser = show(report_of(kind))
     browser.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
-    small = browser.evaluate(
+    sizes = browser.evaluate(
         "[...document.querySelectorAll('td code small')].filter((one) => one.offsetHeight)"
-        ".map((one) => one.textContent)"
+        ".map((one) => [one, one.parentElement]"
+        ".map((each) => parseFloat(getComputedStyle(each).fontSize)))"
     )
-    assert small and all(re.fullmatch(r"\.\d+", one) for one in small)
+    assert sizes and all(small < whole for small, whole in sizes)
+    names = browser.evaluate("[...document.querySelectorAll('td code')].map((c) => c.textContent)")
+    assert any(re.fullmatch(r"\w+\.\d+", name) for name in names)  # nothing of a name is lost
 
 
 def test_everything_has_a_name_for_those_who_do_not_see_it(show):
