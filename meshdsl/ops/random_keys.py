@@ -70,7 +70,7 @@ def key(seed: int) -> NamedArray:
     """Returns the key of a seed (0 to 2**64 - 1). `md.random.key(0)`.
 
     Raises:
-        ValueError: the seed is no whole number from 0 to 2**64 - 1.
+        ValueError: the seed is not an integer from 0 to 2**64 - 1.
 
     Examples:
         >>> key, dims = md.random.key(0), md.dims(batch=4)

@@ -73,7 +73,7 @@ polygamma: Binary = binary(
     "polygamma",
     [_none_by_order, lambda g, z, n, x: g * polygamma(n + 1, x)],
     "f",
-    "Returns the derivative of order x of digamma at y; x is a whole number.",
+    "Returns the derivative of order x of digamma at y; x is an integer.",
     work=Work.FUNCTION,
 )
 zeta: Binary = binary(

@@ -62,11 +62,11 @@ def _chart(
         _row(report, stage, row, starts, [scale * each for each in widths])
         for stage, row in enumerate(rows)
     ]
-    whole = _NARROW if kind == "narrow" else _WIDTH
+    drawing = _NARROW if kind == "narrow" else _WIDTH
     return tag(
         "svg",
         drawn,
-        viewBox=f"0 0 {whole:g} {_ROW * len(rows)}",
+        viewBox=f"0 0 {drawing:g} {_ROW * len(rows)}",
         class_=kind or None,
         role="img",
         aria_label=f"what {len(rows)} stages do in {len(widths)} passes, one after the other",

@@ -320,7 +320,7 @@ def test_the_numbers_that_tell_equal_names_apart_are_small(show, kind):
         ".map((one) => [one, one.parentElement]"
         ".map((each) => parseFloat(getComputedStyle(each).fontSize)))"
     )
-    assert sizes and all(small < whole for small, whole in sizes)
+    assert sizes and all(small < around for small, around in sizes)
     names = browser.evaluate("[...document.querySelectorAll('td code')].map((c) => c.textContent)")
     assert any(re.fullmatch(r"\w+\.\d+", name) for name in names)  # nothing of a name is lost
 
