@@ -28,7 +28,7 @@ from meshdsl.running.jit import Jitted, jit
 from meshdsl.running.placing import place
 from meshdsl.tensors.dims import Dimension, Shape, dims
 from meshdsl.tensors.module import Module, static
-from meshdsl.tensors.named_array import NamedArray, Spec, named, spec
+from meshdsl.tensors.named_array import NamedArray, Spec, named, spec, unnamed
 from meshdsl.tensors.policy import Policy
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Graph, TracedTensor
@@ -251,6 +251,7 @@ __all__ = [
     "top_k",
     "transpose",
     "trunc",
+    "unnamed",
     "unstack",
     "upsample",
     "value_and_grad",

@@ -86,6 +86,7 @@ def value_and_grad(
     """
 
     @at_once
+    @_naming_as(function)
     @functools.wraps(function)
     def differentiated(*args: Any) -> Any:
         with reported_as("gradient"):
@@ -154,12 +155,27 @@ def grad(function: Callable, wrt: int | Sequence[int] = 0, has_aux: bool = False
     """
 
     @at_once
+    @_naming_as(function)
     @functools.wraps(function)
     def differentiated(*args: Any) -> Any:
         value, gradient = value_and_grad(function, wrt, has_aux)(*args)
         return (gradient, value[1]) if has_aux else gradient
 
     return differentiated
+
+
+def _naming_as(function: Callable) -> Callable[[Callable], Any]:
+    """Returns a decorator: a function with the same arguments names plain arrays as `function`.
+
+    Programs of `md.from_jax` do so.
+    """
+
+    def decorate(derived: Any) -> Any:
+        if hasattr(function, "name_arguments"):
+            derived.name_arguments = function.name_arguments
+        return derived
+
+    return decorate
 
 
 def argument_numbers(wrt: int | Sequence[int], args: Sequence[Any]) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ from meshdsl.ops.control.body import leaves_of
 from meshdsl.ops.indexing import TAKE
 from meshdsl.ops.operation import reported_as
 from meshdsl.running.callers import REFUSED
-from meshdsl.running.runnable import Runnable, bare
+from meshdsl.running.runnable import Runnable, arguments_of, bare
 from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tensors.idioms import answered
 from meshdsl.tensors.named_array import NamedArray, need_every_dim
@@ -106,6 +106,8 @@ def run(function: Callable, args: Sequence[Any], kwargs: Mapping[str, Any], pure
         pure: whether the result depends on nothing but the arguments.
     """
     arrays: list[NamedArray] = []
+    if not pure:
+        args, kwargs = arguments_of(function, args, dict(kwargs))
     try:
         key: Hashable = None
         if pure:

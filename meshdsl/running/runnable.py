@@ -209,6 +209,13 @@ def with_numbers(name: str, leaves: list[Any], tree: Any) -> list[Any]:
         elif hasattr(leaf, "shape"):
             what = f"{type(leaf).__name__}{list(leaf.shape)}"
             problems.append(f"  {path}: {what} has no dim names; use md.named(array, dims)")
+        elif callable(leaf):
+            problems.append(
+                f"  {path}: {type(leaf).__name__} is a function, and arguments are trees of "
+                "arrays; keep it out of them, as in arrays, rest = eqx.partition(model, "
+                "eqx.is_array), and put it back inside of the function, as in "
+                "eqx.combine(arrays, rest)"
+            )
         else:
             what = f"{type(leaf).__name__} is no array and no tree of arrays"
             problems.append(

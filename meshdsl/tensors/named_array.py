@@ -283,6 +283,25 @@ def named(data: Any, dims: DimsLike) -> NamedArray:
     return NamedArray(data, Shape(shape))
 
 
+def unnamed(tree: Any) -> Any:
+    """Returns a tree with plain arrays for NamedArrays: `variables = md.unnamed(params)`.
+
+    It is for what goes back to Flax, Equinox, or any other function of JAX. Arrays on a mesh stay
+    there, and have no pads; see `NamedArray.unpadded`. Other leaves stay as they are.
+
+    Examples:
+        >>> step = md.jit(lambda params: {"w": 2 * params["w"]})
+        >>> params = step({"w": md.named([1.0, 2.0], ["embed"])})
+        >>> md.unnamed(params)
+        {'w': Array([2., 4.], dtype=float32)}
+    """
+    return jax.tree.map(
+        lambda leaf: leaf.unpadded() if isinstance(leaf, NamedArray) else leaf,
+        tree,
+        is_leaf=lambda leaf: isinstance(leaf, Tensor),
+    )
+
+
 def _plain(data: Any) -> np.ndarray:
     """Returns Python numbers as an array."""
     try:

@@ -4,20 +4,29 @@ A key is the path of an argument's leaf, or a pattern of it: `*` is one componen
 Of several that match, the one with most components without wildcards decides, then the later one.
 A value has a name for each position. `_` leaves a position to inference, `...` any number of them.
 `(heads kv)` is one dim, `heads_kv`, which the program may split into `heads` and `kv`. A value may
-also be a tree of such values, or a function of (path, sizes) that returns one, or None.
+also be a `PartitionSpec` of names (of fewer positions than there are, as JAX's), a tree of such
+values, or a function of (path, sizes) that returns one, or None.
+
+Flax keeps arrays in boxes with an attribute `value`. The name of that attribute, at the end of a
+path, may be left out of a key.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+import jax
+from jax.sharding import PartitionSpec
+
 from meshdsl.tensors.dims import Dimension, did_you_mean
+from meshdsl.tensors.module import path_of
 
 _TOKEN = re.compile(r"\(([^()]*)\)|([^\s,()]+)|([()])")
+BOX = "value"  # the attribute that has the array, in the boxes of Flax
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -32,12 +41,15 @@ class Word:
 Words = tuple[Word | None, ...]
 
 
-def annotate(names: Any, leaves: Sequence[tuple[str, tuple[int, ...]]]) -> list[Words]:
+def annotate(
+    names: Any, leaves: Sequence[tuple[str, tuple[int, ...]]], boxed: Collection[str] = ()
+) -> list[Words]:
     """Returns a word, or None, for each position of each leaf.
 
     Args:
         names: see the module.
         leaves: paths and sizes.
+        boxed: paths of boxes, which stand for the `value` in them.
 
     Raises:
         ValueError: a key matches no path, names do not fit a rank or are not valid, or one leaf has
@@ -50,7 +62,12 @@ def annotate(names: Any, leaves: Sequence[tuple[str, tuple[int, ...]]]) -> list[
     used = set()
     chosen = []
     for path, sizes in leaves:
-        fitting = [n for n, (pattern, _) in enumerate(entries) if matches(pattern, path)]
+        spellings = [path, f"{path}/{BOX}"] if path in boxed else [path]
+        fitting = [
+            number
+            for number, (pattern, _) in enumerate(entries)
+            if any(matches(pattern, spelling) for spelling in spellings)
+        ]
         used.update(fitting)
         value: Any = None
         if fitting:
@@ -86,8 +103,18 @@ def _entries(names: Any, start: str) -> Iterator[tuple[str, Any]]:
     elif _is_tree(names):
         for number, value in enumerate(names):
             yield from _entries(value, f"{start}/{number}")
-    elif names is not None:
+    elif isinstance(names, list | tuple | PartitionSpec):
         yield start, names
+    elif names is not None:
+        for keys, value in jax.tree_util.tree_flatten_with_path(names)[0]:
+            path = without_box(keys)
+            yield path_of(path, start) if path else start, value
+
+
+def without_box(keys: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the keys of a leaf, of a box those of the box."""
+    last = keys[-1] if keys else None
+    return keys[:-1] if isinstance(last, jax.tree_util.GetAttrKey) and last.name == BOX else keys
 
 
 def _is_tree(value: Any) -> bool:
@@ -118,6 +145,8 @@ def _words(value: Any, sizes: Sequence[int]) -> Words:
     if value is None:
         return (None,) * len(sizes)
     words = list(_parsed(value))
+    if isinstance(value, PartitionSpec):
+        words += [None] * (len(sizes) - len(words))
     if words.count("...") > 1:
         raise ValueError("`...` occurs twice")
     if "..." in words:
@@ -132,6 +161,11 @@ def _words(value: Any, sizes: Sequence[int]) -> Words:
 
 
 def _parsed(value: Any) -> Iterator[Word | str | None]:
+    if isinstance(value, PartitionSpec):
+        for each in value:
+            parts = each if isinstance(each, tuple) else ()
+            yield from _parsed(f"({' '.join(parts)})") if parts else [each and Word(_checked(each))]
+        return
     if not isinstance(value, str):
         for each in value:
             yield Word(_checked(each.name if isinstance(each, Dimension) else each))

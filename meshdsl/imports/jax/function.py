@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from meshdsl.imports.jax.annotations import Names, Word, Words, annotate, annotate_results
+from meshdsl.imports.jax.annotations import (
+    Names,
+    Word,
+    Words,
+    annotate,
+    annotate_results,
+    without_box,
+)
 from meshdsl.imports.jax.arrays import Array, settled
 from meshdsl.imports.jax.classes import Classes
 from meshdsl.imports.jax.conversion import Conversion
@@ -55,10 +63,16 @@ def from_jax(function: Callable[..., Any], names: Names = None) -> FromJax:
         names: the names of dims, by parameter and path: `{"x": "batch length embed"}`, with
             patterns (`"params/**/query"`), trees, or a function of (path, sizes). `_` leaves a dim
             to inference. `(heads kv)` is one dim, `heads_kv`, which the function splits. Results
-            are `return/...`.
+            are `return/...`. A `PartitionSpec` of names will do, so a model of Flax with names of
+            its own takes `{"params": flax.linen.get_partition_spec(params)}`.
 
     Returns:
-        A function of trees of tensors. Its method `named` names plain arrays.
+        A function of trees of tensors. Its method `named` names plain arrays, as `md.jit` does of
+        it and of its gradient; `md.unnamed` makes plain arrays of results.
+
+    Warns:
+        UserWarning: when called: the function changes its arguments in place, as methods of
+            `flax.nnx` do, and does not return what it changed.
 
     Raises:
         ValueError: `function` is no function; when called: names that fit no argument or no rank,
@@ -97,9 +111,14 @@ class Inferred:
 
 @dataclass(frozen=True)
 class _Leaf:
-    """An array among the arguments; `dims` has its names, if it has any."""
+    """An array among the arguments; `dims` has its names, if it has any.
+
+    Attributes:
+        boxed: whether it is the `value` of a box, which the path is of.
+    """
 
     path: str
+    boxed: bool
     sizes: tuple[int, ...]
     dtype: np.dtype
     dims: tuple[str, ...] | None
@@ -167,18 +186,26 @@ class FromJax:
         leaves, tree, paths = self._flatten(args, kwargs)
         return self._inferred([_bare(leaf) for leaf in leaves], tree, paths)
 
-    def _flatten(self, args: Sequence[Any], kwargs: Any) -> tuple[list[Any], Any, list[str]]:
+    def _flatten(
+        self, args: Sequence[Any], kwargs: Any
+    ) -> tuple[list[Any], Any, list[tuple[str, bool]]]:
+        """Returns the leaves, their tree, and their paths with whether they are in a box."""
         bound = self._signature.bind(*args, **kwargs)
         keyed, tree = jax.tree_util.tree_flatten_with_path(
             OrderedDict(bound.arguments), is_leaf=lambda x: isinstance(x, Tensor | Spec)
         )
-        return [leaf for _, leaf in keyed], tree, [path_of(keys) for keys, _ in keyed]
+        places = [without_box(keys) for keys, _ in keyed]
+        pairs = zip(places, keyed, strict=True)
+        paths = [(path_of(place), len(place) < len(keys)) for place, (keys, _) in pairs]
+        return [leaf for _, leaf in keyed], tree, paths
 
-    def _inferred(self, leaves: Sequence[Any], tree: Any, paths: Sequence[str]) -> Inferred:
+    def _inferred(
+        self, leaves: Sequence[Any], tree: Any, paths: Sequence[tuple[str, bool]]
+    ) -> Inferred:
         """Traces and infers, once per signature."""
         known = [
-            _Leaf(path, *_aval(leaf)) if _is_array(leaf) else leaf
-            for leaf, path in zip(leaves, paths, strict=True)
+            _Leaf(path, boxed, *_aval(leaf)) if _is_array(leaf) else leaf
+            for leaf, (path, boxed) in zip(leaves, paths, strict=True)
         ]
         key = (tree, tuple(known))
         try:
@@ -191,18 +218,30 @@ class FromJax:
 
     def _infer(self, leaves: Sequence[Any], tree: Any) -> Inferred:
         arrays = [leaf for leaf in leaves if isinstance(leaf, _Leaf)]
-        words = annotate(self.names, [(leaf.path, leaf.sizes) for leaf in arrays])
+        boxed = {leaf.path for leaf in arrays if leaf.boxed}
+        words = annotate(self.names, [(leaf.path, leaf.sizes) for leaf in arrays], boxed)
+        changed: list[str] = []
 
         def flat(*values: Any) -> Any:
             given = iter(values)
             full = [next(given) if isinstance(leaf, _Leaf) else leaf for leaf in leaves]
             bound = self._signature.bind_partial()
             bound.arguments = jax.tree.unflatten(tree, full)
-            return self.function(*bound.args, **bound.kwargs)
+            result = self.function(*bound.args, **bound.kwargs)
+            changed[:] = _changed(full, bound.arguments, result)
+            return result
 
         specs = [jax.ShapeDtypeStruct(leaf.sizes, leaf.dtype) for leaf in arrays]
         closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*specs)
         source = user_definition(self.function)
+        if changed:
+            shown = ", ".join(changed[:4]) + f" and {len(changed) - 4} more" * (len(changed) > 4)
+            warnings.warn(
+                f"from_jax: {self.__name__}{source.at} changes parts of its arguments in place "
+                f"({shown}) and does not return them, so the changes are lost: "
+                "return what is changed, such as the model or nnx.state(model)",
+                stacklevel=2,
+            )
         if unknown := check_known(closed, INFER, source):
             raise ValueError(
                 f"from_jax: {self.__name__} uses primitives of JAX that have no translation: "
@@ -237,6 +276,18 @@ class FromJax:
         outputs = tuple(() if len(d.nodes) == 0 else naming.of(d.nodes) for d in results)
         paths = tuple(leaf.path for leaf in arrays)
         return Inferred(frame, naming, paths, inputs, outputs, out_tree)
+
+
+def _changed(before: Sequence[Any], arguments: Any, result: Any) -> list[str]:
+    """Returns the paths of what a function changed in its arguments and does not return.
+
+    Args:
+        before: the leaves of the arguments.
+        arguments: the same objects after the call.
+    """
+    kept = {id(leaf) for leaf in (*before, *jax.tree.leaves(result))}
+    after = jax.tree_util.tree_flatten_with_path(arguments)[0]
+    return [path_of(without_box(keys)) for keys, leaf in after if id(leaf) not in kept]
 
 
 def _argument(classes: Classes, leaf: _Leaf, name: str, words: Words) -> Dims:
