@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 
 from meshdsl.late import late
-from meshdsl.ops.literal import literal
+from meshdsl.ops.literal import as_traced, literal
 from meshdsl.tensors.dims import Dimension
 from meshdsl.tensors.dtypes import short
 from meshdsl.tensors.named_array import NamedArray
@@ -133,6 +133,45 @@ def at_once(function: Callable[P, R]) -> Callable[P, R]:
         return late("run at once")(function, args, kwargs, pure=False)
 
     return running
+
+
+def of_trees(
+    prepare: Callable[..., tuple[Any, ...]],
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Marks a function of trees of tensors, such as an optimizer's method.
+
+    NamedArrays in its trees become tensors of the program; where nothing is being traced, the
+    function runs at once, as one program.
+
+    Args:
+        prepare: gets the arguments as the user passes them, all by position, checks them, and
+            returns them. Its ValueError is raised again as the function's own, with the user's
+            line.
+    """
+
+    def mark(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def traced(*args: Any) -> R:
+            return function(*as_traced(args))  # type: ignore[call-arg]
+
+        @functools.wraps(function)
+        def running(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError:
+                return function(*args, **kwargs)  # Python says what is missing
+            bound.apply_defaults()
+            with reported_as(function.__qualname__):
+                given = prepare(*bound.args)
+            if is_tracing():
+                return traced(*given)
+            return late("run at once")(traced, given, {}, pure=False)
+
+        return running
+
+    return mark
 
 
 @contextmanager

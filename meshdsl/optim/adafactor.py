@@ -15,6 +15,7 @@ import numpy as np
 import meshdsl.ops as ops
 from meshdsl.optim.checks import bad_mask, bad_rate, check_ranges, is_whole
 from meshdsl.optim.masks import check_mask
+from meshdsl.optim.methods import init_method, update_method
 from meshdsl.optim.optimizer import STACKED, Mask, Mirror, is_matrix, update_each, zeros_like
 from meshdsl.optim.schedules import Schedule, rate_at
 from meshdsl.tensors.dims import Shape
@@ -131,6 +132,7 @@ class Adafactor:
             return None
         return dims[0].name, dims[1].name
 
+    @init_method
     def init(self, params: Any) -> AdafactorState:
         """Returns means of zero; errors as in `AdamW.init`."""
         check_mask(self.mask, params)
@@ -152,6 +154,7 @@ class Adafactor:
             mean=None if self.momentum is None else zeros_like(params),
         )
 
+    @update_method(AdafactorState)
     def update(
         self, grads: Any, state: AdafactorState, params: Any, step: Tensor
     ) -> tuple[Any, AdafactorState]:

@@ -13,6 +13,7 @@ import numpy as np
 import meshdsl.ops as ops
 from meshdsl.optim.checks import bad_mask, bad_rate, check_ranges
 from meshdsl.optim.masks import check_mask
+from meshdsl.optim.methods import init_method, update_method
 from meshdsl.optim.optimizer import Mask, Mirror, is_matrix, update_each, zeros_like
 from meshdsl.optim.schedules import Schedule, rate_at
 from meshdsl.tensors.module import Module
@@ -81,6 +82,7 @@ class AdamW:
             bad_mask(self.mask),
         )
 
+    @init_method
     def init(self, params: Any) -> AdamState:
         """Returns means of zero.
 
@@ -90,6 +92,7 @@ class AdamW:
         check_mask(self.mask, params)
         return AdamState(mean=zeros_like(params), mean_square=zeros_like(params))
 
+    @update_method(AdamState)
     def update(
         self, grads: Any, state: AdamState, params: Any, step: Tensor
     ) -> tuple[Any, AdamState]:

@@ -10,6 +10,7 @@ import jax
 import meshdsl.ops as ops
 from meshdsl.optim.checks import check_ranges
 from meshdsl.optim.from_optax import Transformation, as_optimizer
+from meshdsl.optim.methods import init_method, update_method
 from meshdsl.optim.optimizer import Mirror, Optimizer
 from meshdsl.optim.schedules import Schedule
 from meshdsl.tensors.dtypes import accumulator, is_float
@@ -71,6 +72,7 @@ class Ema:
         """That of the optimizer."""
         return as_optimizer(self.optimizer).learning_rate
 
+    @init_method
     def init(self, params: Any) -> EmaState:
         """Returns the parameters as their first averages, and the optimizer's state."""
 
@@ -80,6 +82,7 @@ class Ema:
         first = Mirror(jax.tree.map(copied, params))
         return EmaState(ema=first, inner=as_optimizer(self.optimizer).init(params))
 
+    @update_method(EmaState)
     def update(
         self, grads: Any, state: EmaState, params: Any, step: Tensor
     ) -> tuple[Any, EmaState]:

@@ -1,13 +1,29 @@
-"""Checks of hyperparameters: numbers in intervals, with all problems in one error."""
+"""Checks of hyperparameters, and of what optimizers are given; all problems are in one error.
+
+Hyperparameters are numbers in intervals. Gradients and states are trees like the parameters, whose
+leaves are tensors.
+"""
 
 from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import numpy as np
+
+import meshdsl.ops as ops
+from meshdsl.tensors.dims import Shape
+from meshdsl.tensors.dtypes import short
+from meshdsl.tensors.module import path_of
+from meshdsl.tensors.named_array import NamedArray
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.trace import is_tracing
+
 RATE = "[0, inf)"  # the interval of learning rates
+_LISTED = 5  # how many leaves an error lists
 
 
 def out_of_range(within: Mapping[str, tuple[Any, str]]) -> list[str]:
@@ -65,3 +81,94 @@ def is_number(value: Any) -> bool:
 def is_whole(value: Any) -> bool:
     """Whether a value is a whole number."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def as_step(step: Any) -> Tensor:
+    """Returns the number of a step as a tensor, s32[] for a Python number.
+
+    Outside of a trace a number becomes an array, so that one program serves all steps.
+
+    Raises:
+        ValueError: it is no whole number.
+    """
+    if isinstance(step, Tensor):
+        return step
+    number = step.item() if getattr(step, "shape", None) == () else step  # of numpy or JAX
+    if not is_whole(number):
+        kind = type(step).__name__
+        what = f"{kind} {number}" if isinstance(number, float) else kind
+        raise ValueError(
+            "step is the number of steps before this one, a whole number or a tensor s32[], "
+            f"not {what}"
+        )
+    if is_tracing():
+        return ops.full([], int(number), "int32")
+    return NamedArray(np.array(number, "int32"), Shape())
+
+
+def need_tensors(name: str, tree: Any) -> None:
+    """Raises ValueError unless all leaves of a tree are tensors; it lists those that are not.
+
+    Args:
+        name: of the tree, as the start of paths.
+    """
+    problems = []
+    for path, leaf in _leaves(name, tree).items():
+        if leaf is None or isinstance(leaf, Tensor):
+            continue
+        shape = getattr(leaf, "shape", None)
+        problems.append(f"{path} is {type(leaf).__name__}{'' if shape is None else [*shape]}")
+    if problems:
+        raise ValueError(
+            f"{_some(problems)}, not a tensor: name the dims of arrays, as in "
+            "md.named(array, dims); numbers have none, as in md.named(0.5, [])"
+        )
+
+
+def need_alike(params: Any, name: str, tree: Any, same_dims: bool) -> None:
+    """Raises ValueError unless a tree has the structure of the parameters, or None in its place.
+
+    Args:
+        name: of the tree, as the start of paths.
+        same_dims: whether its leaves have the dims of the parameters; else, some of them.
+    """
+    need_tensors(name, tree)
+    ours, theirs = _leaves("params", params), _leaves(name, tree)
+    own = {path.removeprefix("params"): leaf for path, leaf in ours.items()}
+    other = {path.removeprefix(name): leaf for path, leaf in theirs.items()}
+    problems = [f"{name}{path} is missing" for path in own if path not in other]
+    problems += [f"there is no params{path} for {name}{path}" for path in other if path not in own]
+    for path in own.keys() & other.keys():
+        p, leaf = own[path], other[path]
+        if leaf is None:
+            continue
+        if p is None:
+            problems.append(f"there is no params{path} for {name}{path}")
+            continue
+        dims, known = set(leaf.dims), set(p.dims)
+        if dims != known if same_dims else not dims <= known:
+            problems.append(f"{name}{path} is {_form(leaf)}, but params{path} is {_form(p)}")
+    if not problems:
+        known, found = (jax.tree.structure(x, is_leaf=_is_end) for x in (params, tree))
+        if known != found:
+            problems.append(f"{name} is {found}, but params is {known}")
+    if problems:
+        raise ValueError(f"{_some(sorted(problems))}; {name} is a tree like params")
+
+
+def _leaves(name: str, tree: Any) -> dict[str, Any]:
+    keyed, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_end)
+    return {path_of(keys, name): leaf for keys, leaf in keyed}
+
+
+def _is_end(value: Any) -> bool:
+    return value is None or isinstance(value, Tensor)
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{short(tensor.dtype)}{tensor.dims}"
+
+
+def _some(problems: Sequence[str]) -> str:
+    more = len(problems) - _LISTED
+    return "; ".join(problems[:_LISTED]) + (f"; and {more} more" if more > 0 else "")

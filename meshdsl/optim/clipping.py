@@ -8,11 +8,18 @@ from typing import Any
 import jax
 
 import meshdsl.ops as ops
-from meshdsl.optim.checks import is_number
+from meshdsl.ops.operation import of_trees
+from meshdsl.optim.checks import is_number, need_tensors
 from meshdsl.tensors.dtypes import accumulator
 from meshdsl.tensors.tensor import Tensor
 
 
+def _prepared(tree: Any, *rest: Any) -> tuple[Any, ...]:
+    need_tensors("tree", tree)
+    return tree, *rest
+
+
+@of_trees(_prepared)
 def global_norm(tree: Any) -> Tensor:
     """Returns sqrt(sum of the squares of all elements), without dims; float32 at least.
 
@@ -36,6 +43,7 @@ def bad_norm(max_norm: Any) -> str:
     return f"must be above 0{' and finite' if max_norm == math.inf else ''}, got {max_norm}"
 
 
+@of_trees(_prepared)
 def clip_by_global_norm(
     tree: Any, max_norm: float, norm: Tensor | None = None
 ) -> tuple[Any, Tensor]:

@@ -22,6 +22,7 @@ import meshdsl.ops as ops
 from meshdsl.ops.literal import as_traced
 from meshdsl.optim.checks import bad_rate
 from meshdsl.optim.jaxprs import Array, Refused, run
+from meshdsl.optim.methods import init_method, update_method
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.optim.schedules import Schedule
 from meshdsl.tensors.dims import Dimension, Shape
@@ -127,6 +128,7 @@ class FromOptax:
         if problems:
             raise ValueError("; ".join(problems))
 
+    @init_method
     def init(self, params: Any) -> Any:
         """Returns optax's state, with named dims.
 
@@ -164,6 +166,7 @@ class FromOptax:
             results = _translated("update", program, [*own, *arrays, *own])
         return [array.axes for array in results[len(results) - len(arrays) :]]
 
+    @update_method(None)
     def update(self, grads: Any, state: Any, params: Any, step: Tensor) -> tuple[Any, Any]:
         """Returns the parameters and the state after one step; see `Optimizer.update`.
 

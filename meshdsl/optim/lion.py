@@ -11,6 +11,7 @@ import numpy as np
 import meshdsl.ops as ops
 from meshdsl.optim.checks import bad_mask, bad_rate, check_ranges
 from meshdsl.optim.masks import check_mask
+from meshdsl.optim.methods import init_method, update_method
 from meshdsl.optim.optimizer import Mask, Mirror, is_matrix, update_each, zeros_like
 from meshdsl.optim.schedules import Schedule, rate_at
 from meshdsl.tensors.module import Module
@@ -75,11 +76,13 @@ class Lion:
             bad_mask(self.mask),
         )
 
+    @init_method
     def init(self, params: Any) -> LionState:
         """Returns means of zero; errors as in `AdamW.init`."""
         check_mask(self.mask, params)
         return LionState(mean=zeros_like(params))
 
+    @update_method(LionState)
     def update(
         self, grads: Any, state: LionState, params: Any, step: Tensor
     ) -> tuple[Any, LionState]:

@@ -23,6 +23,7 @@ import meshdsl.ops as ops
 from meshdsl.optim.adamw import AdamW
 from meshdsl.optim.checks import bad_mask, bad_rate, check_ranges, is_whole
 from meshdsl.optim.masks import check_mask
+from meshdsl.optim.methods import init_method, update_method
 from meshdsl.optim.optimizer import STACKED, Mask, Mirror, is_matrix, update_each, zeros_like
 from meshdsl.optim.schedules import Schedule, rate_at
 from meshdsl.tensors.dims import Dimension, Shape
@@ -150,6 +151,7 @@ class Muon:
         rate = self.learning_rate if self.adam_learning_rate is None else self.adam_learning_rate
         return AdamW(rate, self.b1, self.b2, self.eps, self.weight_decay, self.mask)
 
+    @init_method
     def init(self, params: Any) -> MuonState:
         """Returns means of zero; errors as in `AdamW.init`.
 
@@ -171,6 +173,7 @@ class Muon:
             mean_square=zeros_like(params, of_others),
         )
 
+    @update_method(MuonState)
     def update(
         self, grads: Any, state: MuonState, params: Any, step: Tensor
     ) -> tuple[Any, MuonState]:

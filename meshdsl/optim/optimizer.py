@@ -1,6 +1,6 @@
 """The protocol of optimizers, and their common parts: masks, trees that mirror the parameters.
 
-An optimizer is a frozen dataclass of hyperparameters; its two methods run inside a traced function.
+An optimizer is a frozen dataclass of hyperparameters; its two methods are traced with the step.
 Its state mirrors the parameters: same dims, and paths such as
 `state/optimizer/mean/params/blocks/attention/query`. So a layout rule for parameters (`params/...`)
 applies to the trees that mirror them too. A rule for the state alone is written `optimizer/...`.
@@ -15,6 +15,8 @@ from typing import Any, Protocol, TypeAlias
 import jax
 
 import meshdsl.ops as ops
+from meshdsl.ops.operation import of_trees
+from meshdsl.optim.checks import need_alike, need_tensors
 from meshdsl.optim.schedules import Schedule
 from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.dtypes import accumulator, is_complex, is_float
@@ -48,7 +50,7 @@ class Optimizer(Protocol):
         ...         return md.optim.update_each(step, params, grads)[0], state
         >>> optimizer: md.optim.Optimizer = SignDescent()
         >>> x, g = md.named([1.0, 1.0], ["embed"]), md.named([5.0, -0.1], ["embed"])
-        >>> params, state = md.jit(optimizer.update)(g, None, x, 0)
+        >>> params, state = optimizer.update(g, None, x, 0)
         >>> print(params)
         f32[embed=2] [0.5 1.5]
     """
@@ -96,6 +98,18 @@ def is_matrix(path: str, shape: Shape) -> bool:
     return len(shape.without(STACKED)) >= 2 and not name.endswith(("bias", "scale"))
 
 
+def _prepared_zeros(params: Any, dims: Any) -> tuple[Any, Any]:
+    need_tensors("params", params)
+    return params, dims
+
+
+def _prepared_update(function: Any, params: Any, grads: Any, *states: Mirror) -> tuple[Any, ...]:
+    need_tensors("params", params)
+    need_alike(params, "grads", grads, same_dims=True)
+    return function, params, grads, *states
+
+
+@of_trees(_prepared_zeros)
 def zeros_like(
     params: Any, dims: Callable[[str, Shape], Shape | None] = lambda path, shape: shape
 ) -> Mirror:
@@ -120,6 +134,7 @@ def zeros_like(
     return Mirror(jax.tree_util.tree_map_with_path(zero, params))
 
 
+@of_trees(_prepared_update)
 def update_each(
     function: Callable[..., Sequence[Any]], params: Any, grads: Any, *states: Mirror
 ) -> tuple[Any, list[Mirror]]:
@@ -134,7 +149,8 @@ def update_each(
         The parameters and the states.
 
     Raises:
-        ValueError: a parameter with a gradient is complex.
+        ValueError: a parameter with a gradient is complex, or the gradients are no tree like the
+            parameters.
 
     Examples:
         >>> def step(path, g, velocity, p):

@@ -6,15 +6,18 @@ first update. After its last step a schedule keeps its last value.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, ParamSpec, TypeAlias
 
 import meshdsl.ops as ops
-from meshdsl.optim.checks import RATE, is_whole, out_of_range
+from meshdsl.ops.operation import of_trees
+from meshdsl.optim.checks import RATE, as_step, is_whole, out_of_range
 from meshdsl.tensors.dims import did_you_mean
 from meshdsl.tensors.tensor import Tensor
 
+P = ParamSpec("P")
 Schedule: TypeAlias = Callable[[Tensor], Tensor]
 """Gives the learning rate of a step: a function from s32[] to f32[]. Step 0 is the first update.
 
@@ -28,6 +31,26 @@ operations of meshdsl, and Python's `if` cannot ask for the step.
 """
 
 
+def _schedule(make: Callable[P, Schedule]) -> Callable[P, Schedule]:
+    """Marks a function that makes schedules: they take a Python number for the step, too."""
+
+    def prepare(step: Any) -> tuple[Tensor]:
+        return (as_step(step),)
+
+    @functools.wraps(make)
+    def making(*args: P.args, **kwargs: P.kwargs) -> Schedule:
+        made = make(*args, **kwargs)
+
+        def rate(step: Tensor) -> Tensor:
+            return made(step)
+
+        rate.__qualname__ = f"schedules.{make.__name__}"
+        return of_trees(prepare)(rate)
+
+    return making
+
+
+@_schedule
 def constant(value: float) -> Schedule:
     """Returns `value` at every step.
 
@@ -36,13 +59,14 @@ def constant(value: float) -> Schedule:
 
     Examples:
         >>> rate = md.optim.schedules.constant(0.5)
-        >>> [round(float(rate(md.named(step, []))), 3) for step in (0, 100)]
+        >>> [round(float(rate(step)), 3) for step in (0, 100)]
         [0.5, 0.5]
     """
     _check(value=value)
     return lambda step: ops.full([], value)
 
 
+@_schedule
 def linear(start: float, end: float, steps: int) -> Schedule:
     """Goes from `start` at step 0 to `end` at step `steps` in a straight line.
 
@@ -51,13 +75,14 @@ def linear(start: float, end: float, steps: int) -> Schedule:
 
     Examples:
         >>> rate = md.optim.schedules.linear(1.0, 0.0, steps=4)
-        >>> [round(float(rate(md.named(step, []))), 3) for step in (0, 1, 4, 9)]
+        >>> [round(float(rate(step)), 3) for step in (0, 1, 4, 9)]
         [1.0, 0.75, 0.0, 0.0]
     """
     _check(steps=steps, start=start, end=end)
     return lambda step: start + (end - start) * _fraction(step, steps)
 
 
+@_schedule
 def cosine(start: float, end: float, steps: int) -> Schedule:
     """Goes from `start` to `end` along half a cosine (Loshchilov and Hutter 2017, equation 5).
 
@@ -66,7 +91,7 @@ def cosine(start: float, end: float, steps: int) -> Schedule:
 
     Examples:
         >>> rate = md.optim.schedules.cosine(1.0, 0.0, steps=4)
-        >>> [round(float(rate(md.named(step, []))), 3) for step in (0, 1, 2, 4, 9)]
+        >>> [round(float(rate(step)), 3) for step in (0, 1, 2, 4, 9)]
         [1.0, 0.854, 0.5, 0.0, 0.0]
     """
     _check(steps=steps, start=start, end=end)
@@ -75,6 +100,7 @@ def cosine(start: float, end: float, steps: int) -> Schedule:
     )
 
 
+@_schedule
 def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
     """Runs schedules one after another; each counts its steps from its own boundary.
 
@@ -87,7 +113,7 @@ def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
     Examples:
         >>> from meshdsl.optim import schedules
         >>> rate = schedules.join([schedules.linear(0.0, 1.0, 2), schedules.constant(0.5)], [4])
-        >>> [float(rate(md.named(step, []))) for step in (0, 1, 2, 3, 4)]
+        >>> [float(rate(step)) for step in (0, 1, 2, 3, 4)]
         [0.0, 0.5, 1.0, 1.0, 0.5]
     """
     rising = all(map(is_whole, boundaries)) and list(boundaries) == sorted(boundaries)
@@ -114,6 +140,7 @@ def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
     return joined
 
 
+@_schedule
 def warmup_constant(peak: float, warmup_steps: int) -> Schedule:
     """Rises linearly from 0 to `peak`, then stays.
 
@@ -122,13 +149,14 @@ def warmup_constant(peak: float, warmup_steps: int) -> Schedule:
 
     Examples:
         >>> rate = md.optim.schedules.warmup_constant(1.0, warmup_steps=4)
-        >>> [round(float(rate(md.named(step, []))), 3) for step in (0, 2, 4, 9)]
+        >>> [round(float(rate(step)), 3) for step in (0, 2, 4, 9)]
         [0.0, 0.5, 1.0, 1.0]
     """
     _check(warmup_steps=warmup_steps, peak=peak)
     return _warmed_up(peak, warmup_steps, constant(peak))
 
 
+@_schedule
 def warmup_cosine(peak: float, warmup_steps: int, total_steps: int, end: float = 0.0) -> Schedule:
     """Rises linearly from 0 to `peak`, then falls along half a cosine to `end` at `total_steps`.
 
@@ -137,13 +165,14 @@ def warmup_cosine(peak: float, warmup_steps: int, total_steps: int, end: float =
 
     Examples:
         >>> rate = md.optim.schedules.warmup_cosine(1.0, warmup_steps=2, total_steps=6)
-        >>> [round(float(rate(md.named(step, []))), 3) for step in (0, 1, 2, 4, 6)]
+        >>> [round(float(rate(step)), 3) for step in (0, 1, 2, 4, 6)]
         [0.0, 0.5, 1.0, 0.5, 0.0]
     """
     _check(warmup_steps=warmup_steps, total_steps=total_steps, peak=peak, end=end)
     return _warmed_up(peak, warmup_steps, cosine(peak, end, total_steps - warmup_steps))
 
 
+@_schedule
 def warmup_linear(peak: float, warmup_steps: int, total_steps: int, end: float = 0.0) -> Schedule:
     """Rises linearly from 0 to `peak`, then falls linearly to `end` at `total_steps`.
 
@@ -152,13 +181,14 @@ def warmup_linear(peak: float, warmup_steps: int, total_steps: int, end: float =
 
     Examples:
         >>> rate = md.optim.schedules.warmup_linear(1.0, warmup_steps=2, total_steps=6)
-        >>> [round(float(rate(md.named(step, []))), 3) for step in (0, 1, 2, 4, 6)]
+        >>> [round(float(rate(step)), 3) for step in (0, 1, 2, 4, 6)]
         [0.0, 0.5, 1.0, 0.5, 0.0]
     """
     _check(warmup_steps=warmup_steps, total_steps=total_steps, peak=peak, end=end)
     return _warmed_up(peak, warmup_steps, linear(peak, end, total_steps - warmup_steps))
 
 
+@_schedule
 def warmup_stable_decay(
     peak: float, warmup_steps: int, decay_steps: int, total_steps: int, end: float = 0.0
 ) -> Schedule:
@@ -172,7 +202,7 @@ def warmup_stable_decay(
 
     Examples:
         >>> rate = md.optim.schedules.warmup_stable_decay(1.0, 2, decay_steps=2, total_steps=8)
-        >>> [round(float(rate(md.named(step, []))), 3) for step in (1, 2, 6, 7, 8)]
+        >>> [round(float(rate(step)), 3) for step in (1, 2, 6, 7, 8)]
         [0.5, 1.0, 1.0, 0.5, 0.0]
     """
     _check(
@@ -187,6 +217,7 @@ def warmup_stable_decay(
     return _warmed_up(peak, warmup_steps, stable)
 
 
+@_schedule
 def warmup_inverse_square_root(peak: float, warmup_steps: int, end: float = 0.0) -> Schedule:
     """Rises linearly from 0 to `peak`, then falls as 1 / sqrt(step), to `end` and no lower.
 
@@ -197,7 +228,7 @@ def warmup_inverse_square_root(peak: float, warmup_steps: int, end: float = 0.0)
 
     Examples:
         >>> rate = md.optim.schedules.warmup_inverse_square_root(1.0, warmup_steps=4)
-        >>> [round(float(rate(md.named(step, []))), 3) for step in (2, 4, 16, 64)]
+        >>> [round(float(rate(step)), 3) for step in (2, 4, 16, 64)]
         [0.5, 1.0, 0.5, 0.25]
     """
     _check(warmup_steps=warmup_steps, peak=peak, end=end)
@@ -232,7 +263,7 @@ def by_name(
 
     Examples:
         >>> rate = md.optim.schedules.by_name("cosine", 1.0, warmup_steps=2, total_steps=6)
-        >>> [round(float(rate(md.named(step, []))), 3) for step in (1, 2, 4, 6)]
+        >>> [round(float(rate(step)), 3) for step in (1, 2, 4, 6)]
         [0.5, 1.0, 0.5, 0.0]
     """
     _check(peak=peak, end=end)
@@ -253,6 +284,11 @@ def by_name(
     return warmup_constant(peak, warmup_steps)
 
 
+def _prepared(learning_rate: float | Schedule, step: Any) -> tuple[float | Schedule, Tensor]:
+    return learning_rate, as_step(step)
+
+
+@of_trees(_prepared)
 def rate_at(learning_rate: float | Schedule, step: Tensor) -> Tensor:
     """Returns the rate of a number or a schedule at a step.
 
@@ -260,10 +296,9 @@ def rate_at(learning_rate: float | Schedule, step: Tensor) -> Tensor:
         ValueError: the number is no rate.
 
     Examples:
-        >>> step = md.named(1, [])
-        >>> print(md.optim.schedules.rate_at(0.5, step))
+        >>> print(md.optim.schedules.rate_at(0.5, 1))
         f32[] 0.5
-        >>> print(md.optim.schedules.rate_at(md.optim.schedules.linear(1.0, 0.0, steps=4), step))
+        >>> print(md.optim.schedules.rate_at(md.optim.schedules.linear(1.0, 0.0, steps=4), 1))
         f32[] 0.75
     """
     schedule = learning_rate if callable(learning_rate) else constant(learning_rate)

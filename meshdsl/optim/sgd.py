@@ -8,6 +8,7 @@ from typing import Any
 import meshdsl.ops as ops
 from meshdsl.optim.checks import bad_mask, bad_rate, check_ranges
 from meshdsl.optim.masks import check_mask
+from meshdsl.optim.methods import init_method, update_method
 from meshdsl.optim.optimizer import Mask, Mirror, is_matrix, update_each, zeros_like
 from meshdsl.optim.schedules import Schedule, rate_at
 from meshdsl.tensors.module import Module
@@ -74,11 +75,13 @@ class Sgd:
             "nesterov needs a momentum above 0" if self.nesterov and not self.momentum else "",
         )
 
+    @init_method
     def init(self, params: Any) -> SgdState:
         """Returns a velocity of zero, if there is momentum; errors as in `AdamW.init`."""
         check_mask(self.mask, params)
         return SgdState(velocity=zeros_like(params) if self.momentum else None)
 
+    @update_method(SgdState)
     def update(
         self, grads: Any, state: SgdState, params: Any, step: Tensor
     ) -> tuple[Any, SgdState]:

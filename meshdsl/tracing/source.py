@@ -28,8 +28,8 @@ _OUTSIDE = (
     "<string>",
 )
 _is_machinery: dict[str, bool] = {}
-# meshdsl's layers: operations in them have their lines, but errors name the caller's line.
-_LAYERS = os.path.join(_ROOT, "nn") + os.sep
+# Operations in layers and optimizers have their lines, but errors name the caller's line too.
+_LAYERS = tuple(os.path.join(_ROOT, room) + os.sep for room in ("nn", "optim"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def caller(of_layer: bool = False) -> Source:
     """Returns the innermost line of user code on the stack.
 
     Args:
-        of_layer: skip the lines of `meshdsl.nn` as well.
+        of_layer: skip the lines of `meshdsl.nn` and `meshdsl.optim` as well.
     """
     frame = sys._getframe(1)
     while frame is not None:

@@ -1,0 +1,67 @@
+"""The methods of optimizers, `init` and `update`: inside of a trace and outside of one.
+
+Outside they run at once, as one program per method. Invariant: a method gets traced tensors in
+trees that fit each other, and the step as a tensor without dims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+
+from meshdsl.ops.operation import of_trees
+from meshdsl.optim.checks import as_step, need_alike, need_tensors
+from meshdsl.optim.optimizer import Mirror
+from meshdsl.tensors.module import path_of
+from meshdsl.tensors.tensor import Tensor
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+def init_method(method: C) -> C:
+    """Marks an optimizer's `init`; see the module's docstring."""
+
+    def prepare(self: Any, params: Any) -> tuple[Any, Any]:
+        need_tensors("params", params)
+        return self, params
+
+    return of_trees(prepare)(method)  # type: ignore[return-value]
+
+
+def update_method(kind: type | None) -> Callable[[C], C]:
+    """Marks an optimizer's `update`; see the module's docstring.
+
+    Args:
+        kind: what its `init` returns, to know states of other optimizers; None: any state.
+    """
+
+    def prepare(
+        self: Any, grads: Any, state: Any, params: Any, step: Any
+    ) -> tuple[Any, Any, Any, Any, Tensor]:
+        need_tensors("params", params)
+        need_alike(params, "grads", grads, same_dims=True)
+        if kind is not None and not isinstance(state, kind):
+            raise ValueError(
+                f"state is {type(state).__name__}, not {kind.__name__}: give what `init` or the "
+                "`update` before returned"
+            )
+        keyed, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=_is_mirror)
+        for keys, mirror in keyed:
+            if _is_mirror(mirror):
+                name = f"{path_of(keys, 'state')}/params"
+                need_alike(params, name, mirror.params, same_dims=False)
+        step = as_step(step)
+        if step.dims:
+            raise ValueError(f"step is the number of one step, without dims, not {step.dims}")
+        return self, grads, state, params, step
+
+    def mark(method: C) -> C:
+        return of_trees(prepare)(method)  # type: ignore[return-value]
+
+    return mark
+
+
+def _is_mirror(value: Any) -> bool:
+    return isinstance(value, Mirror)

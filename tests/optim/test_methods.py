@@ -1,0 +1,198 @@
+"""Methods of optimizers outside of a trace: as inside; and what they say of wrong arguments."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import meshdsl as md
+from meshdsl import optim
+from meshdsl.running import eager
+from tests.optim import trees
+
+RATE = optim.schedules.warmup_cosine(0.1, 2, 10)
+OPTIMIZERS = {
+    "Sgd": lambda: optim.Sgd(0.1),
+    "Sgd, momentum": lambda: optim.Sgd(RATE, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "AdamW": lambda: optim.AdamW(RATE, weight_decay=0.1),
+    "Adafactor": lambda: optim.Adafactor(RATE, min_dim_size_to_factor=4, momentum=0.9),
+    "Lion": lambda: optim.Lion(RATE, weight_decay=0.1),
+    "Muon": lambda: optim.Muon(RATE),
+    "FromOptax": lambda: optim.from_optax(optax.adamw(0.1)),
+    "Ema": lambda: optim.Ema(optim.AdamW(RATE), decay=0.9),
+}
+every = pytest.mark.parametrize("name", OPTIMIZERS)
+
+
+def leaves(tree):
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(trees.arrays(tree))]
+
+
+def assert_equal(found, expected):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for one, other in zip(leaves(found), leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@every
+def test_methods_outside_of_a_trace_give_what_traced_ones_give(name):
+    optimizer = OPTIMIZERS[name]()
+    params, grads = trees.tree(0), trees.tree(1)
+    state = optimizer.init(params)
+    assert_equal(state, md.jit(optimizer.init)(params))
+    found = optimizer.update(grads, state, params, 3)
+    # A Python number is a step inside of a trace, too.
+    traced = md.jit(lambda g, s, p: optimizer.update(g, s, p, step=3))
+    assert_equal(found, traced(grads, state, params))
+
+
+@pytest.mark.parametrize("step", [3, np.int64(3), np.array(3), jax.numpy.int32(3), md.named(3, [])])
+def test_whole_numbers_of_any_kind_are_steps(step):
+    g, p = md.named([1.0, -1.0], ["embed"]), md.named([2.0, 3.0], ["embed"])
+    found, _ = optim.Sgd(RATE).update(g, optim.SgdState(None), p, step)
+    np.testing.assert_allclose(
+        np.asarray(found), np.array([2.0, 3.0]) - np.array([1, -1]) * float(RATE(3))
+    )
+
+
+def test_one_program_serves_all_steps():
+    optimizer, params = optim.AdamW(RATE), trees.tree(0)
+    state = optimizer.init(params)
+    for number in range(4):
+        params, state = optimizer.update(trees.tree(1 + number), state, params, number)
+        if number == 1:  # the first has parameters that are not on a device
+            known = len(eager._programs)
+    assert len(eager._programs) == known
+
+
+def test_outside_of_a_trace_a_state_lies_like_its_parameters():
+    params = md.place(trees.tree(0), *trees.SHARDED)
+    optimizer = optim.AdamW(0.1)
+    state = optimizer.init(params)
+    after, state = optimizer.update(md.place(trees.tree(1), *trees.SHARDED), state, params, 0)
+    for path in ("query", "w_in"):
+        wanted = params["blocks"][path].layout
+        assert wanted.splits
+        assert after["blocks"][path].layout == wanted
+        assert state.mean.params["blocks"][path].layout == wanted
+
+
+def test_an_optimizer_of_ones_own_runs_outside_of_a_trace():
+    def step(path, g, velocity, p):
+        velocity = 0.9 * velocity + g
+        return p - 0.1 * velocity, velocity
+
+    params, g = {"w": md.ones(md.dims(embed=2))}, {"w": md.named([1.0, -1.0], ["embed"])}
+    new, (velocity,) = optim.update_each(step, params, g, optim.zeros_like(params))
+    np.testing.assert_allclose(np.asarray(new["w"]), [0.9, 1.1], rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(velocity.params["w"]), [1, -1])
+
+
+def test_clipping_runs_outside_of_a_trace():
+    grads = {"w": md.named([3.0, 0.0], ["embed"]), "bias": md.named(4.0, [])}
+    assert float(optim.global_norm(grads)) == 5.0
+    clipped, norm = optim.clip_by_global_norm(grads, norm=None, max_norm=1.0)
+    np.testing.assert_allclose(np.asarray(clipped["w"]), [0.6, 0], rtol=1e-6)
+    assert float(norm) == 5.0
+
+
+@pytest.mark.parametrize("make", [
+    lambda: optim.schedules.constant(0.5),
+    lambda: optim.schedules.linear(0.0, 1.0, 4),
+    lambda: optim.schedules.warmup_stable_decay(1.0, 2, 2, 8),
+    lambda: optim.schedules.warmup_inverse_square_root(1.0, 3),
+    lambda: optim.schedules.by_name("cosine", 1.0, 2, 6),
+])  # fmt: skip
+def test_schedules_take_python_numbers(make):
+    rate, x = make(), md.ones(md.dims(embed=2))
+    for step in (0, 1, 5):
+        expected = np.asarray(rate(md.named(step, [])))
+        np.testing.assert_allclose(np.asarray(rate(step)), expected, rtol=1e-6)
+        traced = md.jit(lambda x, at=step: x * rate(at))(x)
+        np.testing.assert_allclose(np.asarray(traced), [expected] * 2, rtol=1e-6)
+    ramp = rate(md.named(np.arange(3), ["steps"]))  # many at once, to plot them
+    np.testing.assert_allclose(np.broadcast_to(ramp, [3])[1], np.asarray(rate(1)), rtol=1e-6)
+
+
+# What they say of wrong arguments.
+
+NAMED = "name the dims of arrays, as in md.named(array, dims); numbers have none"
+
+
+def refusal(call):
+    """Returns the error's first line, and checks that it ends with the caller's line."""
+    with pytest.raises(ValueError) as error:
+        call()
+    first, *_, last = str(error.value).split("\n")
+    assert last.startswith("  at ") and "test_methods.py" in last, last
+    return first
+
+
+@every
+def test_each_method_names_itself_and_what_is_wrong(name):
+    optimizer = OPTIMIZERS[name]()
+    owner = name.partition(",")[0]
+    params, grads = trees.tree(0), trees.tree(1)
+    state = optimizer.init(params)
+    unnamed = {"w": np.ones((4, 6))}
+    assert refusal(lambda: optimizer.init(unnamed)).startswith(
+        f"{owner}.init: params/w is ndarray[4, 6], not a tensor: {NAMED}"
+    )
+
+    def update(grads, state, params, step):
+        return refusal(lambda: optimizer.update(grads, state, params, step))
+
+    assert update(unnamed, state, params, 0).startswith(
+        f"{owner}.update: grads/w is ndarray[4, 6], not a tensor: {NAMED}"
+    )
+    renamed = {**grads, "scale": grads["scale"].rename(embed="other")}
+    assert update(renamed, state, params, 0) == (
+        f"{owner}.update: grads/scale is f32[other=8], but params/scale is f32[embed=8]; "
+        "grads is a tree like params"
+    )
+    assert update({"blocks": grads["blocks"], "shift": grads["scale"]}, state, params, 0) == (
+        f"{owner}.update: grads/scale is missing; there is no params/shift for grads/shift; "
+        "grads is a tree like params"
+    )
+    step = "step is the number of steps before this one, a whole number or a tensor s32[], not"
+    assert update(grads, state, params, 0.5) == f"{owner}.update: {step} float 0.5"
+    assert update(grads, state, params, True) == f"{owner}.update: {step} bool"
+    many = md.named([0, 1], ["steps"])
+    assert update(grads, state, params, many) == (
+        f"{owner}.update: step is the number of one step, without dims, not [steps=2]"
+    )
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'step'"):
+        optimizer.update(grads, state, params)
+
+
+def test_a_state_of_another_optimizer_or_of_other_parameters_is_refused():
+    params, grads = trees.tree(0), trees.tree(1)
+    adamw = optim.AdamW(0.1)
+    assert refusal(lambda: adamw.update(grads, optim.Lion(0.1).init(params), params, 0)) == (
+        "AdamW.update: state is LionState, not AdamState: give what `init` or the `update` before "
+        "returned"
+    )
+    other = adamw.init({"scale": params["scale"]})
+    first = refusal(lambda: adamw.update(grads, other, params, 0))
+    assert first.startswith("AdamW.update: state/mean/params/blocks/bias is missing; ")
+    assert first.endswith("state/mean/params is a tree like params")
+    wide = {**params, "scale": md.zeros(md.dims(embed=9))}
+    assert refusal(lambda: adamw.update(grads, adamw.init(wide), params, 0)) == (
+        "AdamW.update: state/mean/params/scale is f32[embed=9], but params/scale is f32[embed=8]; "
+        "state/mean/params is a tree like params"
+    )
+
+
+def test_trees_and_schedules_name_themselves():
+    unnamed = {"w": np.ones(3), "b": 0.5}
+    both = "tree/b is float; tree/w is ndarray[3], not a tensor"
+    assert refusal(lambda: optim.global_norm(unnamed)).startswith(f"global_norm: {both}")
+    assert refusal(lambda: optim.clip_by_global_norm(unnamed, 1.0)).startswith(
+        f"clip_by_global_norm: {both}"
+    )
+    assert refusal(lambda: optim.zeros_like(unnamed)).startswith("zeros_like: params/b is float; ")
+    assert refusal(lambda: optim.update_each(lambda *_: (), unnamed, {})).startswith(
+        "update_each: params/b is float; "
+    )
+    assert refusal(lambda: optim.schedules.linear(0.0, 1.0, 4)("3")).endswith("s32[], not str")
+    assert refusal(lambda: RATE(2.5)).startswith("schedules.warmup_cosine: step is ")
