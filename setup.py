@@ -67,6 +67,8 @@ setup(
             *DOCS,
             *SERVE,
             "basedpyright>=1.29",
+            "equinox>=0.13",
+            "flax>=0.12",
             "hypothesis>=6.100",
             "ipykernel>=6.29",
             "keras-hub>=0.32",
