@@ -16,6 +16,7 @@ from meshdsl.cli.plan import machine_of
 from meshdsl.cli.planning.automatic import described_machine, settled
 from meshdsl.cli.planning.changes import changes_of
 from meshdsl.cli.planning.commands import search_command
+from meshdsl.cli.planning.decoding import asks_for_decoding
 from meshdsl.cli.planning.failing import asks_for_failures, show_failures
 from meshdsl.cli.planning.pages import write_page
 from meshdsl.cli.planning.pipeline_tables import show_table
@@ -54,7 +55,10 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
     if values.only and (values.compare_layout or values.stage):
         problems.add("--only selects rows of one report: leave out --compare_layout and --stage")
     shows_failures = asks_for_failures(values, problems)
+    decodes = asks_for_decoding(values, problems)
     check_machine(values, problems)
+    if decodes:
+        problems.check()
     chosen = settled(values, problems, described_machine)
     if chosen is not None:
         settle(values, {"hardware": chosen.asked["hardware"]})  # by whose time it was chosen
@@ -62,6 +66,9 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
     elif values.topology is not None or values["slices"].present:
         _use_topology(values, problems)
     asked = jobs.on_given_hardware(jobs.build(values, problems, feeds_text=False), values)
+    if decodes:
+        _show_decoding(values, asked, problems)
+        return
     job = decided(asked)
     if values.stage:
         from meshdsl.reports.stages import show_stage
@@ -94,6 +101,25 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
         print(json.dumps(as_values(report), indent=2))
     else:
         print(shown)
+
+
+def _show_decoding(values: flags.FlagValues, job: jobs.Job, problems: Problems) -> None:
+    """Prints or writes the report of a step of decoding."""
+    from meshdsl.cli.planning.decoding import decoded, decoding_step
+    from meshdsl.reports.explain import explain
+    from meshdsl.reports.explain.html.page import page
+    from meshdsl.reports.explain.values import as_values
+
+    report = explain(decoding_step(job, problems), values.hardware)
+    figures = decoded(report, job)
+    report = replace(report, notes=(*figures.notes, *report.notes), only=values.only)
+    report.shown.check()
+    if values.html:
+        write_page(values.html, page(report))
+    elif values.json:
+        print(json.dumps({**as_values(report), "decode": figures.as_values()}, indent=2))
+    else:
+        print(report)
 
 
 def _use_topology(values: flags.FlagValues, problems: Problems) -> None:

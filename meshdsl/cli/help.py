@@ -116,6 +116,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "only",
         "stage",
         "pipeline_table",
+        "decode",
         "against",
     ),
     "failures": (
@@ -222,6 +223,10 @@ HELP: Mapping[str, Help] = {
             "What another layout changes, as a page:": "--model=gpt3_175b "
             + _LAYOUT
             + ' --compare_layout="batch:data; params/embed:data" --html=report.html',
+            "What a token of each of 32 texts takes, with caches for 4,096 tokens:": ""
+            "--model=llama3_8b --mesh_shape=model:8 "
+            '--layout="heads:model; d_ff:model; vocab:model" --decode '
+            "--batch_size=32 --length=4096",
             "How often to save, and what failures cost, if a host fails every 50,000 hours:": ""
             "--model=gpt3_175b " + _LAYOUT + " --mtbf=50000h",
         },
@@ -230,7 +235,7 @@ HELP: Mapping[str, Help] = {
         "topology model mesh_shape layout policy remat memory against html slices",
         (*_STEP, "hardware", "reports of a plan"),
         also="search_seconds within",
-        without="host_devices tpu hardware compare_layout only stage pipeline_table",
+        without="host_devices tpu hardware compare_layout only stage pipeline_table decode",
         examples={
             "See if a step fits a pod, and how long it takes:": "--topology=v5p:8x8x8 "
             "--model=gpt3_175b " + _LAYOUT + " --policy=params=float32,compute=bfloat16",

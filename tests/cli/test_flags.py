@@ -128,6 +128,7 @@ PROMISED = {
     "only": "",
     "stage": None,
     "pipeline_table": None,
+    "decode": False,
     "against": None,
     "hardware": "v5p",
     "batch_tokens": None,

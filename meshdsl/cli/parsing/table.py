@@ -360,6 +360,12 @@ FLAGS: dict[str, Flag] = {
         "File of the table of --pipeline, for `explain` to write and to print instead of its "
         "report: mine.csv, which --pipeline=mine.csv reads; - only prints. It needs no model.",
     ),
+    "decode": (
+        "false",
+        truth,
+        "`explain` the step that writes one token of each of --batch_size texts, with caches for "
+        "--length tokens, instead of a training step.",
+    ),
     "failures": (
         "false",
         truth,
