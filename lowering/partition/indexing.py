@@ -129,10 +129,11 @@ def scatter(case: Case) -> Strategy | Strategies:
 def update(case: Case) -> Strategy:
     """Local: writes the piece into x, or selects it position by position along a split dim.
 
-    Along a split dim every device has the piece, and compares its positions with its own.
+    Along a split dim every device has the piece, and compares its positions with its own. Positions
+    that are given one by one are counted from the device's own first one instead.
     """
     op, (layout,) = case.operation, case.results
-    (x, piece, _), dim = op.inputs, op.params["dim"]
+    (x, piece, begin), dim = op.inputs, op.params["dim"]
     rows, part = layout.axes(dim), piece.shape.get(op.params["part"])
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
@@ -142,6 +143,9 @@ def update(case: Case) -> Strategy:
         if not rows:
             return builder.add("update", inputs, [result], op.params)
         target, pieces, start = inputs
+        if begin.shape:
+            places = builder.local_indices(start, x.shape.get(dim), rows)
+            return builder.add("update", (target, pieces, places), [result], op.params)
         along, own = Shape([x.shape.get(dim)]), TensorLayout.of({dim: rows})
         places = builder.positions(along[0], rows)
         index = builder.one("subtract", (places, start), along, INT32, own)

@@ -87,7 +87,7 @@ def _update_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Av
     x, piece, start = inputs
     assert set(piece.shape.without([params["part"]])) == set(x.shape.without([params["dim"]]))
     assert start.dtype == np.int32
-    assert not start.shape
+    assert not start.shape.without([params["part"]])
     return [(x.shape, x.dtype)]
 
 
@@ -124,7 +124,7 @@ def _update_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]
     if wanted[0]:
         rest = bind_one(UPDATE, (cotangent, full(piece.shape, 0, x.dtype), start), op.params)
     if wanted[1]:
-        places = start + arange(piece.shape.get(op.params["part"]))
+        places = start if start.shape else start + arange(piece.shape.get(op.params["part"]))
         part = bind_one(TAKE, (cotangent, places), {"dim": op.params["dim"]})
         part = transpose(part, piece.shape.names)
     return [rest, part, None]
@@ -139,7 +139,8 @@ def overwrite(x: Tensor, piece: Tensor, start: Tensor, dim: str, part: str) -> T
         piece: x's dims, but with the dim `part`, which x lacks, in place of `dim`. No layout
             splits its name, so that every device has the piece.
         start: s32[]. The piece must lie inside of x. Only a piece of a single position may lie
-            outside; it is dropped.
+            outside; it is dropped. Or s32[part]: where each position of the piece goes, at most one
+            to a place; those outside are dropped.
     """
     return bind_one(UPDATE, (x, piece, start), {"dim": dim, "part": part})
 
@@ -228,7 +229,12 @@ def take_along(x: Tensor, indices: Tensor, dim: DimLike) -> Tensor:
 
 @operation
 def scatter(
-    x: Tensor, indices: Tensor | int, updates: Any, dim: DimLike, mode: str = "set"
+    x: Tensor,
+    indices: Tensor | int,
+    updates: Any,
+    dim: DimLike,
+    mode: str = "set",
+    unique: bool = False,
 ) -> Tensor:
     """Returns x with updates at the positions that indices name along one dim.
 
@@ -239,6 +245,8 @@ def scatter(
         updates: a number, or a tensor of x's dtype with some of the dims [*indices, *x's others].
         mode: "set": the last of several updates of one element wins, in row-major order of the
             indices' dims. "add", "max", "min": all updates are combined with the element.
+        unique: a promise that no element has two updates, which "set" need not put in order then.
+            A single dim of indices is written to x where it is.
 
     Returns:
         x's dims. An index outside of [0, size) is dropped, and so is its gradient. The gradient of
@@ -266,9 +274,9 @@ def scatter(
         if mode == "add":
             raise ValueError("needs numbers to add, got bool; mode 'max' is their logical or")
         x, updates = cast(x, "uint8"), cast(updates, "uint8")
-        return scatter(x, indices, updates, dim.name, mode) != 0
+        return scatter(x, indices, updates, dim.name, mode, unique) != 0
     if mode == "set":
-        return _set(x, indices, updates, dim)
+        return _set(x, indices, updates, dim, unique)
     params = {"dim": dim.name, "shape": x.shape}
     moved = bind_one(_SCATTERS[mode], (updates, indices), params)
     return x + moved if mode == "add" else (maximum if mode == "max" else minimum)(x, moved)
@@ -293,11 +301,12 @@ def _updates(x: Tensor, indices: Tensor, updates: Any, dim: Dimension) -> Tensor
     return broadcast(updates, wanted)
 
 
-def _set(x: Tensor, indices: Tensor, updates: Tensor, dim: Dimension) -> Tensor:
+def _set(x: Tensor, indices: Tensor, updates: Tensor, dim: Dimension, unique: bool) -> Tensor:
     """Adds the update with the largest ordinal at each position, and zeros for all others.
 
     Where each element has at most one update, no ordinals are needed. A single update is written in
-    place; where its index differs along other dims, it is compared with every position.
+    place, and so are unique ones; where the index differs along other dims, it is compared with
+    every position.
     """
     pairs = paired(x.shape, indices.shape, dim.name)
     ordinal = full([], 0, "int32")
@@ -308,6 +317,10 @@ def _set(x: Tensor, indices: Tensor, updates: Tensor, dim: Dimension) -> Tensor:
         return overwrite(x, piece, cast(indices, "int32"), dim.name, part.name)
     if not counted:
         return transpose(where(one_hot(indices, dim, "bool"), updates, x), x.shape.names)
+    if unique and not pairs and len(counted) == 1:
+        name = unused(dim.name, updates.shape)  # no layout splits it
+        at, piece = (each.rename({counted[0].name: name}) for each in (indices, updates))
+        return overwrite(x, piece, cast(at, "int32"), dim.name, name)
     if counted.volume >= 2**31:
         raise ValueError(f"too many updates of one element to be ordered: {counted}")
     for each in counted:
@@ -315,7 +328,9 @@ def _set(x: Tensor, indices: Tensor, updates: Tensor, dim: Dimension) -> Tensor:
     ordinals = broadcast(ordinal, indices.shape)
     places = Shape([*x.shape.select(pairs), dim])
     last = bind_one(SCATTER_MAX, (ordinals, indices), {"dim": dim.name, "shape": places})
-    apart = counted.volume == 1 or (len(counted) == 1 and _distinct(indices, counted[0].name))
+    apart = (
+        unique or counted.volume == 1 or (len(counted) == 1 and _distinct(indices, counted[0].name))
+    )
     if not apart:
         wins = bind_one(TAKE, (last, indices), {"dim": dim.name}) == ordinals
         updates = where(wins, updates, 0)

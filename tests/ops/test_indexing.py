@@ -204,6 +204,54 @@ def test_indices_along_the_other_dims_leave_the_order_of_the_dims(mode):
     assert_close(found, scattered(x.data.T, at.data.T, put.data.T, mode).T)
 
 
+@pytest.mark.parametrize("backend", ["numpy", "jax", "jax_auto", "tf"])
+@pytest.mark.parametrize("layout", ["", "vocab:x", "embed:x", "update:x"])
+def test_unique_updates_are_written_and_those_outside_dropped(layout, backend):
+    # Over four devices a part of `vocab` has pads.
+    table, rows = random([vocab, embed]), random([md.Dimension("update", 4), embed], seed=1)
+    where = {"mesh": "x:4", "layout": layout} if backend != "tf" else {}
+    put = md.jit(
+        lambda t, i, u: md.scatter(t, i, u, "vocab", unique=True), backend=backend, **where
+    )
+    for at in ([0, 5, 2, 3], [-1, 6, -1, 1], [7, -6, 4, 6]):
+        expected = table.data.copy()
+        for place, row in zip(at, rows.data, strict=True):
+            if 0 <= place < 6:
+                expected[place] = row
+        assert_close(put(table, md.named(np.array(at, np.int32), ["update"]), rows), expected)
+
+
+@pytest.mark.parametrize("dims", [[vocab, embed], [embed, vocab]])
+def test_unique_updates_have_derivatives(dims):
+    at, update = dims.index(vocab), md.Dimension("update", 3)
+
+    def reference(x, u, i):
+        found = jnp.moveaxis(x, at, 0).at[i].set(u, mode="drop")
+        return jnp.moveaxis(found, 0, at)
+
+    assert_agree(
+        lambda x, u, i: md.scatter(x, i, u, "vocab", unique=True),
+        reference,
+        random(dims),
+        random([update, embed], seed=1),
+        md.named(np.array([4, 9, 1], np.int32), [update]),
+        order=2,
+    )
+
+
+def test_unique_updates_along_shared_dims_need_no_order():
+    x, updates = random([batch, vocab]), random([batch, length], seed=1)
+    for unique in (False, True):
+        found = run(
+            lambda x, i, u, unique=unique: md.scatter(x, i, u, "vocab", unique=unique),
+            x,
+            tokens(np.array([[0, 5], [3, 7], [2, 0]])),
+            updates,
+        )
+        at = np.array([[0, 5], [3, 7], [2, 0]])
+        assert_close(found, scattered(x.data, at, updates.data, "set"))
+
+
 @pytest.mark.parametrize("backend", ["numpy", "jax", "jax_auto"])
 @pytest.mark.parametrize("layout", ["", "vocab:x", "embed:x"])
 def test_one_index_writes_its_place_and_is_dropped_outside(layout, backend):

@@ -165,6 +165,12 @@ def scatter(author: Author) -> None:
         updates = md.sin(md.cast(indices, "float64") + 0.3)
         for d in wanted:
             updates = meet(md.add, updates, md.cos(md.arange(d, "float64") * 0.7))
+    if author.rng.random() < 0.25:  # each place has one update, or it is outside
+        new = md.Dimension(author.resized("update"), int(author.rng.integers(1, 6)))
+        ways = md.arange(new) * int(author.rng.integers(1, 3)) + int(author.rng.integers(-2, 3))
+        put = md.cos(md.cast(ways, "float64"))
+        author.keep(md.scatter(x, ways, put, dim, unique=True), author.bounds[x] + 1)
+        return
     mode = author.one(["set", "add", "max", "min"])
     if mode in ("max", "min") and isinstance(updates, Tensor):
         updates = updates + 0.011 * author.amount()

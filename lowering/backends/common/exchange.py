@@ -101,8 +101,11 @@ def _local_update(machine: OneDeviceMachine, instruction: Instruction, inputs: A
 
 
 def _update(machine: OneDeviceMachine, instruction: Instruction, inputs: Arrays) -> Any:
-    """Returns an operand with a piece in it, from a start that is an operand."""
+    """Returns an operand with a piece in it, from a start or at places that are an operand."""
     xp, (x, piece, start) = machine.xp, inputs
+    if instruction.inputs[2].shape:
+        piece, at = permuted_piece(xp, instruction, piece)
+        return xp.put_axis(x, piece, start, at)
     piece, first, at = aligned_piece(xp, instruction, piece, start)
     # A piece that would exceed the dim changes nothing: the values there are written again.
     piece = xp.where(start == first, piece, xp.slice_axis(x, first, piece.shape[at], at))
@@ -118,13 +121,19 @@ def aligned_piece(
         The piece; where it begins, which is `start` unless it would exceed the dim; and the
         position of the dim.
     """
+    target = instruction.inputs[0].local
+    piece, at = permuted_piece(xp, instruction, piece)
+    first = xp.clip(start, 0, target[at].size - piece.shape[at])
+    return piece, first, at
+
+
+def permuted_piece(xp: OneDevice, instruction: Instruction, piece: Any) -> tuple[Any, int]:
+    """Returns what an `update` writes, as of `aligned_piece`, and the position of the dim."""
     target, part, _ = (value.local for value in instruction.inputs)
     params = parameters_of(instruction, Update)
     dim, part_dim = params["dim"], params["part"]
     want = [part_dim if name == dim else name for name in target.names]
-    piece = permuted(xp, piece, permutation(part.names, want))
-    first = xp.clip(start, 0, target.get(dim).size - part.get(part_dim).size)
-    return piece, first, target.position(dim)
+    return permuted(xp, piece, permutation(part.names, want)), target.position(dim)
 
 
 EMITTERS: Mapping[str, Emitter] = {

@@ -103,6 +103,12 @@ class OneDevice(Namespace, Protocol):
     def update_axis(self, x: Any, piece: Any, start: Any, at: int, /) -> Any:
         """Returns x with `piece` from position `start` on, which may be an array."""
 
+    def put_axis(self, x: Any, piece: Any, places: Any, at: int, /) -> Any:
+        """Returns x with each position of `piece` along axis `at` at its place, if it is inside.
+
+        No two places inside of x are alike.
+        """
+
     def entry(self, table: Sequence[int], index: Any, /) -> Any:
         """Returns the number of a table at an index: an s32 scalar."""
 

@@ -30,8 +30,17 @@ from jax.numpy import subtract as difference
 
 __all__ = ["LEAD", "abs", "arange", "as_factor", "asarray", "astype", "broadcast_to", "clip"]
 __all__ += ["concat", "difference", "einsum", "entry", "exp", "full", "log", "max", "maximum"]
-__all__ += ["min", "moveaxis", "pad", "pad_axis", "permute_dims", "reshape", "slice_axis", "split"]
-__all__ += ["numbers", "sum", "tanh", "update_axis", "where"]
+__all__ += [
+    "min",
+    "moveaxis",
+    "pad",
+    "pad_axis",
+    "permute_dims",
+    "put_axis",
+    "reshape",
+    "slice_axis",
+]
+__all__ += ["numbers", "split", "sum", "tanh", "update_axis", "where"]
 
 LEAD = 0
 
@@ -106,3 +115,15 @@ def split(x: Any, sizes: Sequence[int], at: int) -> Iterator[Any]:
 
 def update_axis(x: Any, piece: Any, start: Any, at: int) -> Any:
     return lax.dynamic_update_slice_in_dim(x, piece, start, at)
+
+
+def put_axis(x: Any, piece: Any, places: Any, at: int) -> Any:
+    places = inside_or_past(places, x.shape[at])
+    index = (*[slice(None)] * at, places)
+    return x.at[index].set(piece, mode="drop", unique_indices=True)
+
+
+def inside_or_past(places: Any, size: int) -> Any:
+    """Returns places, [number], with those outside of [0, size) past its end; all differ."""
+    inside = (places >= 0) & (places < size)  # a negative place would count from the end
+    return jnp.where(inside, places, size + jnp.arange(len(places), dtype=places.dtype))

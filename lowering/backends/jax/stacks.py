@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.lowering.backends.common.exchange import aligned_piece
+from meshdsl.lowering.backends.common.exchange import aligned_piece, permuted_piece
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.backends.jax.namespace import inside_or_past
 from meshdsl.lowering.parameters import Scan, parameters_of
 from meshdsl.lowering.program import Block, Instruction, Value
 
@@ -97,6 +98,14 @@ class Stacks:
         if instruction not in self.arrays:
             return self.outside(machine, instruction, inputs)
         stack, (_, piece, start) = self.arrays[instruction], inputs
+        if start.ndim:
+            piece, at = permuted_piece(machine.xp, instruction, piece)
+            places = inside_or_past(start, stack.shape[1 + at])
+            index = (self.position, *[slice(None)] * at, places)
+            if at:  # indices that a slice parts put their dim first
+                piece = jnp.moveaxis(piece, at, 0)
+            self.arrays[instruction] = stack.at[index].set(piece, mode="drop", unique_indices=True)
+            return self.slice(instruction)
         piece, first, at = aligned_piece(machine.xp, instruction, piece, start)
         corner = [jnp.int32(0)] * stack.ndim
         corner[0], corner[1 + at] = self.position, jnp.asarray(first, jnp.int32)

@@ -23,8 +23,17 @@ from meshdsl.tensors.dtypes import is_float8
 __all__ = ["LEAD", "abs", "arange", "as_factor", "asarray", "astype", "broadcast_to", "clip"]
 __all__ += ["numbers"]
 __all__ += ["concat", "difference", "einsum", "entry", "exp", "full", "log", "max", "maximum"]
-__all__ += ["min", "moveaxis", "pad", "pad_axis", "permute_dims", "reshape", "slice_axis", "split"]
-__all__ += ["sum", "tanh", "tf_dtype", "update_axis", "where"]
+__all__ += [
+    "min",
+    "moveaxis",
+    "pad",
+    "pad_axis",
+    "permute_dims",
+    "put_axis",
+    "reshape",
+    "slice_axis",
+]
+__all__ += ["split", "sum", "tanh", "tf_dtype", "update_axis", "where"]
 
 LEAD = 0
 
@@ -141,3 +150,12 @@ def update_axis(x: tf.Tensor, piece: tf.Tensor, start: Any, at: int) -> tf.Tenso
     column[at] = length
     spread = tf.gather(piece, tf.clip_by_value(index, 0, size - 1), axis=at)
     return tf.where(tf.reshape(inside, column), spread, x)
+
+
+def put_axis(x: tf.Tensor, piece: tf.Tensor, places: tf.Tensor, at: int) -> tf.Tensor:
+    length = x.shape[at]
+    here = tf.range(length, dtype=tf.int32)[:, None] == places[None]
+    column = [1] * len(x.shape)
+    column[at] = length
+    spread = tf.gather(piece, tf.argmax(tf.cast(here, tf.int32), axis=1), axis=at)
+    return tf.where(tf.reshape(tf.reduce_any(here, axis=1), column), spread, x)

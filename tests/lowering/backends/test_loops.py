@@ -129,6 +129,37 @@ def test_a_stack_that_is_written_to_where_it_is_has_the_same_numbers(order, star
     np.testing.assert_array_equal(in_place[-1], want.transpose([CACHE.index(n) for n in names]))
 
 
+def scattered_into(caches, fresh, places, reverse=False):
+    """Writes rows to places of the slice of each iteration, and reads all of it."""
+
+    def step(total, layer):
+        cache, rows = layer
+        written = md.scatter(cache, places, rows, "slots", unique=True)
+        return total + md.sum(written, "slots"), written
+
+    zero = md.zeros([caches.shape.get("batch")], "float32")
+    return md.scan(step, zero, (caches, fresh), dim="steps", reverse=reverse)
+
+
+@pytest.mark.parametrize("order", [["steps", "batch", "slots"], ["slots", "steps", "batch"]])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_unique_updates_are_written_to_a_stack_where_it_is(order, reverse):
+    caches, fresh = written_caches(order)
+    fresh = md.named(np.asarray(fresh), ["steps", "batch", "rows"])
+    places = np.array([6, -1, 2], np.int32)
+    f = md.jit(lambda *given: scattered_into(*given, reverse))
+    program = f.lower(caches, fresh, md.named(places, ["rows"]))
+    arrays = caches.data, fresh.data, places
+    in_place = jax.jit(emitted(program, in_place=True))(*arrays)
+    for one, other in zip(jax.jit(emitted(program))(*arrays), in_place, strict=True):
+        np.testing.assert_array_equal(one, other)
+    want = np.asarray(caches).transpose([order.index(name) for name in CACHE]).copy()
+    want[..., [6, 2]] = np.asarray(fresh)[..., [0, 2]]
+    names = program.block.outputs[-1].shape.names
+    np.testing.assert_array_equal(in_place[-1], want.transpose([CACHE.index(n) for n in names]))
+    assert stacked_results(emitted(program, in_place=True), arrays) == []
+
+
 def stacked_results(run, arrays):
     """Returns the shapes of the stacks that the only loop of a function makes anew."""
     (scan,) = [e for e in jax.make_jaxpr(run)(*arrays).eqns if e.primitive.name == "scan"]

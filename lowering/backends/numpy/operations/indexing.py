@@ -110,7 +110,7 @@ def _add_rows(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.
 
 
 def _update(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
-    """Returns an operand with a piece in it; a piece that would exceed the dim is ignored."""
+    """Returns an operand with a piece in it; what would exceed the dim is ignored."""
     target, part, _ = (v.local for v in instruction.inputs)
     params = parameters_of(instruction, Update)
     dim, part_dim = params["dim"], params["part"]
@@ -118,7 +118,10 @@ def _update(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.nd
     want = [part_dim if name == dim else name for name in target.names]
     result, pieces = inputs[0].copy(), _permuted(inputs[1], part, want)
     for row, piece, start in zip(result, pieces, inputs[2], strict=True):
-        if 0 <= start <= row.shape[at] - size:
+        if start.ndim:
+            inside = (start >= 0) & (start < row.shape[at])
+            np.moveaxis(row, at, 0)[start[inside]] = np.moveaxis(piece, at, 0)[inside]
+        elif 0 <= start <= row.shape[at] - size:
             np.moveaxis(row, at, 0)[start : start + size] = np.moveaxis(piece, at, 0)
     return result
 
