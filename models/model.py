@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import meshdsl as md
+from meshdsl import nn
 from meshdsl.models.overrides import apply_overrides
+from meshdsl.tensors.dims import Dimension
 from meshdsl.tensors.named_array import Spec
 
 
@@ -38,9 +40,11 @@ class Cache(md.Module):
     Attributes:
         start: s32[]; how many positions have been read, pads included.
         pads: s32[batch]; how many positions at the start of a row are pads.
-        layers: of each stack of layers, tensors [layers, batch, memory_length, ...] by name.
+        layers: of each stack of layers, tensors [layers, batch, memory_length, ...] by name; with
+            pages, [layers, memory_length, ...].
         memory: what the decoder of an encoder-decoder attends to, likewise.
         memory_pads: s32[batch]; how many of its positions are pads, at the start.
+        pages: of a paged cache: whose text has which slot.
     """
 
     start: md.Tensor
@@ -48,6 +52,22 @@ class Cache(md.Module):
     layers: Mapping[str, Mapping[str, md.Tensor]]
     memory: Mapping[str, md.Tensor] | None = None
     memory_pads: md.Tensor | None = None
+    pages: nn.Pages | None = None
+
+    @property
+    def room(self) -> Dimension:
+        """The dim of the layers' slots, `memory_length`."""
+        return next(iter(next(iter(self.layers.values())).values())).shape.get("memory_length")
+
+    def slots(self, length: Dimension) -> nn.Slots:
+        """Returns where the tokens of a step, [batch, length], are in the layers' caches."""
+        where = length, self.room, self.start, self.pads
+        return nn.Slots(*where) if self.pages is None else nn.PagedSlots(*where, self.pages)
+
+    def after(self, slots: nn.Slots, layers: Mapping[str, Mapping[str, md.Tensor]]) -> Cache:
+        """Returns the cache after a step that had these slots, and left these layers."""
+        start = self.start + slots.length.size
+        return self.replace(start=start, layers=layers, pages=slots.pages)
 
 
 @dataclass(frozen=True)
@@ -71,6 +91,8 @@ class Decoding:
             one, and a `step` takes that.
         max_length: the most positions of a text; None: any number.
         window: how many positions back a token sees; None: all.
+        paged: whether `step` also takes caches with `pages`: it has its slots from `Cache.slots`,
+            and returns `Cache.after`.
 
     Raises:
         ValueError: there is neither `empty` nor `encode`, or there are both.
@@ -83,6 +105,7 @@ class Decoding:
     start: int | None = None
     max_length: int | None = None
     window: int | None = None
+    paged: bool = False
 
     def __post_init__(self) -> None:
         if (self.empty is None) == (self.encode is None):

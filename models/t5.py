@@ -99,13 +99,12 @@ class Stack(md.Module):
 
     def step(
         self, config: TransformerConfig, x: md.Tensor, cache: Cache
-    ) -> tuple[md.Tensor, Mapping[str, md.Tensor]]:
-        """Returns the stream of new positions, and the layers' caches with them."""
+    ) -> tuple[md.Tensor, Cache]:
+        """Returns the stream of new positions, and the cache with them."""
         assert cache.memory is not None and cache.memory_pads is not None
-        length, (own,) = x.shape.get("length"), cache.layers.values()
+        length, ((name, own),) = x.shape.get("length"), cache.layers.items()
         memory = cache.memory["keys"].shape.get("memory_length")
-        room = next(iter(own.values())).shape.get("memory_length")
-        slots = nn.Slots(length, room, cache.start, cache.pads)
+        slots = cache.slots(length)
         if self.positions is not None:
             x = x + md.take(self.positions, slots.text_positions, "max_length")
         shared = Shared(
@@ -113,11 +112,11 @@ class Stack(md.Module):
             bias=distance_bias(config, self.distances, length, causal=True, slots=slots),
             slots=slots,
             memory_mask=md.outer(md.greater_equal, md.arange(memory), cache.memory_pads),
-            **rotations_of(config, length, slots.text_positions, room.size),
+            **rotations_of(config, length, slots.text_positions, slots.reach),
         )
         x = config.policy.to_compute(x)
         x, own = step_blocks(config, self.blocks, x, shared, own, cache.memory)
-        return self._normed(config, x), own
+        return self._normed(config, x), cache.after(slots, {name: own})
 
     def _normed(self, config: TransformerConfig, x: md.Tensor) -> md.Tensor:
         return x if self.final_norm is None else config.policy.to_compute(self.final_norm)(x)
@@ -215,12 +214,10 @@ def decode_step(
     See `transformer.decode_step`.
     """
     x = md.take(params.embedding, tokens, "vocab")
-    x, own = params.decoder.step(config, x, cache)
-    length = tokens.shape.get("length").size
+    x, cache = params.decoder.step(config, x, cache)
     if not every:
-        x = md.index(x, "length", length - 1)
-    scores = _scores(config, params, x)
-    return scores, cache.replace(start=cache.start + length, layers={"decoder": own})
+        x = md.index(x, "length", tokens.shape.get("length").size - 1)
+    return _scores(config, params, x), cache
 
 
 def _scores(config: TransformerConfig, params: T5, x: md.Tensor) -> md.Tensor:
@@ -284,6 +281,7 @@ def t5(name: str, config: T5Config, batch_size: int, length: int) -> Model:
             start=config.decoder_start,
             max_length=config.max_length if config.positions == "learned" else None,
             window=config.common_window,
+            paged=True,
         ),
         rebuild=lambda config: t5(name, config, batch_size, length),
     )

@@ -169,8 +169,7 @@ def decode_step(
         every: whether to return the scores after each of the tokens, [batch, length, vocab].
     """
     length, policy = tokens.shape.get("length"), config.policy
-    memory = cache.layers["blocks"]["latent" if config.attention == "latent" else "keys"]
-    slots = nn.Slots(length, memory.shape.get("memory_length"), cache.start, cache.pads)
+    slots = cache.slots(length)
     x = _scaled(config, md.take(params.embedding, tokens, "vocab"))
     if params.positions is not None:
         x = x + md.take(params.positions, slots.text_positions, "max_length")
@@ -178,7 +177,7 @@ def decode_step(
         causal=True,
         bias=distance_bias(config, params.distances, length, causal=True, slots=slots),
         slots=slots,
-        **rotations_of(config, length, slots.text_positions, slots.memory.size),
+        **rotations_of(config, length, slots.text_positions, slots.reach),
     )
     x, stacks = policy.to_compute(x), {}
     for name in _stacks(config):
@@ -188,7 +187,7 @@ def decode_step(
     if params.final_norm is not None:
         x = policy.to_compute(params.final_norm)(x)
     scores = _scores(config, params, x)
-    return scores, cache.replace(start=cache.start + length.size, layers=stacks)
+    return scores, cache.after(slots, stacks)
 
 
 def _scores(config: TransformerConfig, params: Transformer, x: md.Tensor) -> md.Tensor:
@@ -250,6 +249,7 @@ def transformer(name: str, config: TransformerConfig, batch_size: int, length: i
             prepare=partial(prepared, config),
             max_length=config.max_length if config.positions == "learned" else None,
             window=config.common_window,
+            paged=True,
         ),
         rebuild=lambda config: transformer(name, config, batch_size, length),
     )

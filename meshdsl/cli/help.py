@@ -144,7 +144,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "length_penalty",
         "stop",
     ),
-    "serving": ("host", "port", "waiting", "chat_template"),
+    "serving": ("host", "port", "waiting", "cache_tokens", "chat_template"),
     "tasks": ("tasks", "num_fewshot", "limit", "chat"),
     "export": ("out", "step", "ema", "format", "dtype", "max_shard_size"),
 }

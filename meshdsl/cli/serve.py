@@ -20,6 +20,7 @@ from meshdsl.cli.checkpointed import (
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.serving.listening import listening, server_of
+from meshdsl.lowering.costs.units import show_bytes
 from meshdsl.training.reporting.output import tell
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     context = _context(values, model, problems)
     problems.check()
     assert model is not None and tokenizer is not None
+    _check_cache(values, model, context, problems)
     listener = _listener(values.host, values.port)
 
     from meshdsl.generation import RowWriter
@@ -53,15 +55,19 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     from meshdsl.generation.serving.wire import RANKED
 
     rows, place = values.batch_size or _ROWS, place_of(values)
-    writer = RowWriter(model, context=context, rows=rows, place=place, ranked=RANKED)
+    shared = values.cache_tokens
+    writer = RowWriter(
+        model, context=context, rows=rows, place=place, ranked=RANKED, cache_tokens=shared
+    )
     writer.load(trained.load(writer.programs.like, writer.programs.places()))
     writer.warm_up()
     name = Path(values.workdir or values.init_from).expanduser().resolve().name
     service = Service(Engine(writer, values.waiting), tokenizer, name, template, end_tokens, begin)
     address = f"http://{_written(values.host)}:{listener.getsockname()[1]}/v1"
     tell(
-        f"{name} answers at {address}: {writer.rows} texts at once, of {context:,} tokens each; "
-        f"{values.waiting} more may wait. Ctrl-C ends it"
+        f"{name} answers at {address}: {writer.rows} texts at once, of {context:,} tokens each"
+        + ("" if shared is None else f", {shared:,} together")
+        + f" ({show_bytes(writer.cache_bytes)}); {values.waiting} more may wait. Ctrl-C ends it"
     )
     server = make_server(application(service))
     service.engine.on_error = lambda: setattr(server, "should_exit", True)
@@ -90,6 +96,18 @@ def _context(values: flags.FlagValues, model: Model | None, problems: Problems) 
             f"--length={most}"
         )
     return int(values.length)
+
+
+def _check_cache(values: flags.FlagValues, model: Model, context: int, problems: Problems) -> None:
+    """Checks that the texts' common cache has room for the longest of them."""
+    from meshdsl.generation.paging import PAGE, PageTable
+
+    if values.cache_tokens is not None:
+        assert model.decoding is not None
+        pages, rows = -(-values.cache_tokens // PAGE), values.batch_size or _ROWS
+        with problems.caught(f"--cache_tokens={values.cache_tokens} --length={context}"):
+            PageTable(pages, rows, context, model.decoding.window)
+        problems.check()
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -8,6 +8,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,105 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl import ops
+from meshdsl.generation.paging import PAGE, PageTable
 from meshdsl.generation.probabilities import StepProbabilities, TokenProbability
-from meshdsl.generation.programs import Place, Programs, Sizes
+from meshdsl.generation.programs import Place, Programs
 from meshdsl.generation.reading import check_prompts, check_writes, in_chunks, settings, sizes_of
+from meshdsl.generation.rows import PagedRowPrograms, RowPrograms
 from meshdsl.generation.sampling import FILTERS, Sampling
-from meshdsl.models.model import Cache, Model
-from meshdsl.tensors.named_array import NamedArray, named, spec
-from meshdsl.tensors.tensor import Tensor
-
-
-class RowPrograms(Programs):
-    """The programs of a batch whose rows are texts that begin at different steps.
-
-    All rows share the position of the step, `Cache.start`: a row's text begins after as many pads
-    as make it end there. Slots hold the latest positions, so a text never outgrows them.
-
-    Attributes:
-        join: state, fixed, tokens [batch, length=1], the same of one text after its prompt, and the
-            row, s32[] -> `state`, `fixed` and `tokens` with the text in that row.
-
-    Args:
-        most: the most positions that a text reads.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        sizes: Sizes,
-        place: Place,
-        one: Programs,
-        most: int,
-        ranked: int = 0,
-    ) -> None:
-        self._most = most
-        super().__init__(model, FILTERS, sizes, place, lengths=[1], ranked=ranked)
-        tokens = [spec(each.sizes.tokens(1), "int32") for each in (self, one)]
-        arguments = (self.state, self.fixed, tokens[0], one.state, one.fixed, tokens[1])
-        row = spec([], "int32")
-        # The tokens stay: the host reads those of a step after a later text has joined.
-        self.join = place.compiled(self._join, [*arguments, row], ["state", "fixed"])
-
-    def _step(
-        self, params: Any, state: dict[str, Any], fixed: dict[str, Tensor], tokens: Tensor
-    ) -> dict[str, Any]:
-        # The rows of texts that have ended are read on, but stay in the model's positions.
-        cache = state["cache"]
-        pads = ops.maximum(cache.pads, cache.start - (self._most - 1))
-        return super()._step(params, {**state, "cache": cache.replace(pads=pads)}, fixed, tokens)
-
-    def _join(
-        self,
-        state: dict[str, Any],
-        fixed: dict[str, Tensor],
-        tokens: Tensor,
-        text: dict[str, Any],
-        text_fixed: dict[str, Tensor],
-        text_tokens: Tensor,
-        row: Tensor,
-    ) -> dict[str, Any]:
-        def placed(rows: Tensor, one: Tensor) -> Tensor:
-            return ops.dynamic_update_slice(rows, one, "batch", row)
-
-        cache, one = state["cache"], text["cache"]
-        layers = {
-            stack: {
-                name: placed(rows, _rolled(one.layers[stack][name], self._start(cache) - one.start))
-                for name, rows in tensors.items()
-            }
-            for stack, tensors in cache.layers.items()
-        }
-        start = self._start(cache)
-        pads = placed(cache.pads + (start - cache.start), one.pads + (start - one.start))
-        joined = cache.replace(start=start, pads=pads, layers=layers)
-        if cache.memory is not None:
-            memory = {name: placed(rows, one.memory[name]) for name, rows in cache.memory.items()}
-            joined = joined.replace(
-                memory=memory, memory_pads=placed(cache.memory_pads, one.memory_pads)
-            )
-        return {
-            "state": {"cache": joined, "seen": placed(state["seen"], text["seen"])},
-            "fixed": {name: placed(rows, text_fixed[name]) for name, rows in fixed.items()},
-            "tokens": placed(tokens, text_tokens),
-        }
-
-    def _start(self, cache: Cache) -> Tensor:
-        """Returns the position of the step, counted anew so that it never overflows.
-
-        The slots of all positions stay, and all positions of texts are at least 0.
-        """
-        tensor = next(iter(next(iter(cache.layers.values())).values()))
-        slots = tensor.shape.get("memory_length").size
-        return cache.start % slots + -(-self._most // slots) * slots
-
-
-def _rolled(x: Tensor, by: Tensor) -> Tensor:
-    """Returns a tensor whose slots are moved on by a number, at least 0, around their end."""
-    slots = x.shape.get("memory_length")
-    source = (ops.arange(slots) + (slots.size - by % slots.size)) % slots.size
-    return ops.transpose(ops.take_along(x, source, slots), x.shape.names)
+from meshdsl.models.model import Model
+from meshdsl.tensors.named_array import NamedArray, named
 
 
 @dataclass(frozen=True)
@@ -124,6 +34,7 @@ class ReadPrompt:
         state, fixed: of a batch of this text.
         tokens: s32[batch=1, length=1]; the first one after the prompt, once all of it is read.
         probabilities: of that token, as of `Programs.steps`, if the text reports them.
+        read: how many positions the cache has of it.
         scored: of each chunk of the prompt, the token after each position and its probabilities, if
             they are asked for.
     """
@@ -131,6 +42,7 @@ class ReadPrompt:
     state: Any
     fixed: Any
     tokens: NamedArray
+    read: int
     probabilities: Any = None
     scored: tuple[tuple[NDArray[np.int32], Any], ...] = ()
 
@@ -159,7 +71,11 @@ class RowWriter:
         writer.join(prompt, row=2)
         print(prompt.first, np.asarray(writer.step())[2])
 
-    A text leaves by another one that joins in its row, or by not being looked at any more.
+    A text leaves by `leave`, or by another one that joins in its row.
+
+    With `cache_tokens` the texts share one cache, of which each has as much as its tokens need (see
+    `nn.Pages`). Then a text may join once it `fits`, and where the next step is `lacking` pages,
+    some text has to leave first; `read` can begin it again with what is `written`.
 
     Args:
         model: one with a `decoding`.
@@ -170,13 +86,16 @@ class RowWriter:
         chunk: how many tokens of a prompt are read at once. None: up to 128.
         ranked: of how many of the likeliest tokens a text may report the probabilities; 0: no text
             reports any.
+        cache_tokens: the tokens of all texts together that there is room for, rounded up to pages.
+            None: each row has room for `context`.
 
     Attributes:
+        table: which pages each row has; None: rows have caches of their own.
         probabilities: of the tokens of the latest step, as of `Programs.steps`.
 
     Raises:
         ValueError: the model writes no text, the context is longer than its positions, or the
-            layout does not fit.
+            layout does not fit; or the cache has no room for one text, or the model takes no pages.
     """
 
     def __init__(
@@ -188,6 +107,7 @@ class RowWriter:
         place: Place | None = None,
         chunk: int | None = None,
         ranked: int = 0,
+        cache_tokens: int | None = None,
     ) -> None:
         check_writes(model)
         assert model.decoding is not None
@@ -202,9 +122,23 @@ class RowWriter:
         sizes, place = sizes_of(model, context, new, 1, chunk), place or Place()
         lengths = [sizes.chunk if model.decoding.empty else 1]
         reads = model.decoding.empty is not None
+        self.table: PageTable | None = None
+        if cache_tokens is not None:
+            if not model.decoding.paged:
+                raise ValueError(
+                    f"{model.name} takes no pages: its step is to have its slots from "
+                    "`Cache.slots`, and its Decoding to say `paged=True`"
+                )
+            pages, window = -(-cache_tokens // PAGE), model.decoding.window
+            self.table = PageTable(pages, rows, context, window, PAGE)
         self._one = Programs(model, FILTERS, sizes, place, lengths, ranked, reads)
         sizes = replace(sizes, batch=rows)
-        self.programs = RowPrograms(model, sizes, place, self._one, context, ranked)
+        given = model, sizes, place, self._one, context, ranked
+        self.programs = (
+            RowPrograms(*given)
+            if self.table is None
+            else PagedRowPrograms(*given, self.table.pages, self.table.page)
+        )
         self.ranked = ranked
         self.probabilities: Any = None
         self._params: Any = None
@@ -216,6 +150,14 @@ class RowWriter:
     def start(self) -> int | None:
         """The token that a decoder begins with after a prompt that an encoder has read, if any."""
         return self.programs.start
+
+    @property
+    def cache_bytes(self) -> int:
+        """How many bytes the caches of all rows have, on all devices together."""
+        cache = self.programs.state["cache"]
+        stacks = [*cache.layers.values(), *([cache.memory] if cache.memory else [])]
+        specs = [each for stack in stacks for each in stack.values()]
+        return sum(math.prod(d.size for d in s.dims) * s.dtype.itemsize for s in specs)
 
     def load(self, params: Any) -> None:
         """Takes parameters to write with: a tree as the model's `init` returns; it is donated."""
@@ -242,6 +184,7 @@ class RowWriter:
         (*_, prompt) = self.read([0], Sampling())
         self.join(prompt, 0)
         np.asarray(self.step())
+        self.leave(0)
 
     def room(self, prompt_tokens: int) -> int:
         """Returns the most tokens that are written after a prompt of some tokens."""
@@ -254,6 +197,7 @@ class RowWriter:
         number: int = 0,
         reports: bool = False,
         scored: bool = False,
+        written: Sequence[int] = (),
     ) -> Iterator[ReadPrompt]:
         """Reads a prompt, and yields after each chunk of it; the last one is to `join`.
 
@@ -261,12 +205,15 @@ class RowWriter:
             number: of the text, which its draws depend on, as does the seed of `sampling`.
             reports: whether the probabilities of the text's tokens are asked for.
             scored: whether those of the prompt's tokens are; an encoder's prompt has none.
+            written: the tokens of the text so far, if it was written before; they are read too.
 
         Raises:
             ValueError: the prompt is empty, or longer than the context; or the writer has no
                 probabilities.
         """
         check_prompts([prompt], 1, self.context)
+        if len(written) >= self.room(len(prompt)) > 0:
+            raise ValueError(f"there is no room for a token after {len(written)} that are written")
         if self._params is None:
             raise ValueError("the writer has no parameters: load(params) first")
         if (reports or scored) and not self.ranked:
@@ -275,20 +222,50 @@ class RowWriter:
             raise ValueError("an encoder reads the prompt: its tokens have no probabilities")
         rows = settings([sampling], [number], reports if self.ranked else None)
         pieces: tuple[tuple[NDArray[np.int32], Any], ...] = ()
-        for read in in_chunks(self._one, self._params, [prompt], rows, scored):
+        held = len(written) + (1 if self.programs.encodes else len(prompt))
+        for read in in_chunks(self._one, self._params, [prompt], rows, scored, written):
             if scored:
                 pieces = (*pieces, (read["targets"], read["read"]))
             found = read.get("probabilities")
-            yield ReadPrompt(read["state"], read["fixed"], read["tokens"], found, pieces)
+            yield ReadPrompt(read["state"], read["fixed"], read["tokens"], held, found, pieces)
+
+    def fits(self, prompt: ReadPrompt) -> bool:
+        """Whether there are pages for a text, and for one more of each text that is written."""
+        return self.table is None or self.table.fits(prompt.read)
 
     def join(self, prompt: ReadPrompt, row: int) -> None:
-        """Has the following steps write the text after a prompt, in a row."""
+        """Has the following steps write the text after a prompt, in a row.
+
+        Raises:
+            ValueError: too few pages are free.
+        """
         own, text = (self._state, self._fixed, self._tokens), (prompt.state, prompt.fixed)
-        joined = self.programs.join(*own, *text, prompt.tokens, named(np.int32(row), []))
+        where = [named(np.int32(row), [])]
+        if self.table is not None:
+            where.append(named(self.table.join(row, prompt.read), ["page"]))
+        joined = self.programs.join(*own, *text, prompt.tokens, *where)
         self._state, self._fixed, self._tokens = (joined[n] for n in ("state", "fixed", "tokens"))
 
+    def leave(self, row: int) -> None:
+        """Ends the text of a row: nobody looks at its tokens any more."""
+        if self.table is not None:
+            self.table.leave(row)
+
+    @property
+    def lacking(self) -> int:
+        """How many pages are missing for the next step: texts have to leave first."""
+        return 0 if self.table is None else self.table.lacking
+
     def step(self) -> NamedArray:
-        """Writes a token of each row; returns them, s32[batch, length=1], as soon as it begins."""
+        """Writes a token of each row; returns them, s32[batch, length=1], as soon as it begins.
+
+        Raises:
+            ValueError: pages are `lacking`.
+        """
+        if self.table is not None:
+            cache = self._state["cache"]
+            pages = cache.pages.replace(next=named(self.table.step(), ["batch"]))
+            self._state = {**self._state, "cache": cache.replace(pages=pages)}
         stepped = self.programs.steps[1](self._params, self._state, self._fixed, self._tokens)
         self._state, self._tokens = stepped["state"], stepped["tokens"]
         self.probabilities = stepped.get("probabilities")

@@ -107,39 +107,45 @@ def in_chunks(
     prompts: Sequence[Sequence[int]],
     rows: Mapping[str, NamedArray],
     scored: bool = False,
+    written: Sequence[int] = (),
 ) -> Iterator[dict[str, Any]]:
     """Reads prompts as `read_prompts`, and yields what each step gives, with what is `fixed`.
 
     Args:
         scored: whether steps have the probabilities `read` of the tokens of a prompt, which are
             `targets`: [batch, length], the token after each position.
+        written: the tokens of the text of the only prompt so far; they are read as well.
     """
     sizes = programs.sizes
     if programs.encodes and programs.start is not None:
         source, pads = aligned_right(prompts, sizes.prompt)
-        text = np.full((len(prompts), 1), programs.start, np.int32)
+        first = np.full((len(prompts), 1), programs.start, np.int32)
     elif programs.encodes:
         source, pads = aligned_right(prompts, sizes.prompt + 1)
-        text, source = source[:, -1:], source[:, :-1]
+        first, source = source[:, -1:], source[:, :-1]
     else:
+        prompts = [[*prompt, *written] for prompt in prompts]
         longest = max(map(len, prompts))
         text, pads = aligned_right(prompts, -(-longest // sizes.chunk) * sizes.chunk)
         source = None
+    if programs.encodes:
+        text = np.append(first, np.array(written, np.int32).reshape(len(first), -1), 1)
     # The pads of an encoder's prompt are none of the decoder's.
     before = np.full(len(prompts), text.shape[1], np.int32) - (0 if programs.encodes else pads)
+    before -= len(written)
     fixed = {**rows, "read": named(before, ["batch"])}
     given = None if source is None else named(source, _TOKENS)
     begun = programs.begin(params, given, named(pads, ["batch"]), fixed)
     read: dict[str, Any] = begun
-    size = min(sizes.chunk, text.shape[1])
-    for first in range(0, text.shape[1], size):
-        piece = named(text[:, first : first + size], _TOKENS)
+    size = 1 if programs.encodes else min(sizes.chunk, text.shape[1])
+    for begin in range(0, text.shape[1], size):
+        piece = named(text[:, begin : begin + size], _TOKENS)
         arguments = [params, read["state"], begun["fixed"], piece]
         if not scored:
             yield {**(read := programs.steps[size](*arguments)), "fixed": begun["fixed"]}
             continue
         assert programs.reading is not None
-        targets = np.roll(text, -1, 1)[:, first : first + size]
+        targets = np.roll(text, -1, 1)[:, begin : begin + size]
         read = programs.reading(*arguments, named(targets, _TOKENS))
         yield {**read, "fixed": begun["fixed"], "targets": targets}
 

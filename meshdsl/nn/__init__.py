@@ -1,7 +1,7 @@
 """Layers as functions of named tensors, written in the language itself."""
 
 from meshdsl.nn import initializers
-from meshdsl.nn.caching import Slots, slots_needed
+from meshdsl.nn.caching import PagedSlots, Pages, Slots, slots_needed
 from meshdsl.nn.losses import mean_where, softmax_cross_entropy
 from meshdsl.nn.mlp import gated_mlp, mlp
 from meshdsl.nn.moe import moe
@@ -19,6 +19,8 @@ from meshdsl.nn.routing import RouterLosses, Routing, balance_bias, route
 from meshdsl.nn.sampling import penalise_seen, row_noise, sample
 
 __all__ = [
+    "PagedSlots",
+    "Pages",
     "RotaryScaling",
     "Rotation",
     "RouterLosses",

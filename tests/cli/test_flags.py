@@ -139,6 +139,7 @@ PROMISED = {
     "host": "127.0.0.1",
     "port": 8000,
     "waiting": 64,
+    "cache_tokens": None,
     "json": False,
     "minutes": 10.0,
     "plans": 200,

@@ -65,7 +65,7 @@ def test_a_run_is_served_and_writes_what_generate_writes(started, trained, capsy
     process, line = started(f"--chat_template={template}", *mesh)
     assert line.startswith("run answers at http://127.0.0.1:"), process.stderr.read()
     assert line.endswith(
-        "/v1: 2 texts at once, of 64 tokens each; 64 more may wait. Ctrl-C ends it\n"
+        "/v1: 2 texts at once, of 64 tokens each (16.0 KiB); 64 more may wait. Ctrl-C ends it\n"
     )
     address = line.split()[3].rstrip(":")
     body = {"model": "run", "max_tokens": 20, "temperature": 0.8, "top_k": 50, "seed": 4}
@@ -93,6 +93,18 @@ def refused(capsys, *arguments):
     return err.removeprefix("meshdsl serve: ").rstrip("\n")
 
 
+def test_texts_share_pages(started):
+    process, line = started("--cache_tokens=80", "--batch_size=4")
+    assert "4 texts at once, of 64 tokens each, 80 together (10.0 KiB); 64" in line, process.stderr
+    address = line.split()[3].rstrip(":")
+    body = {"prompt": "A named dimension", "max_tokens": 40, "temperature": 0, "n": 4}
+    texts = [choice["text"] for choice in post(address, "/completions", body)["choices"]]
+    assert len(texts) == 4
+    assert len(set(texts)) == 1
+    with urllib.request.urlopen(address.removesuffix("/v1") + "/health", timeout=60) as answer:
+        assert json.load(answer) == {"status": "ok", "running": 0, "waiting": 0, "free_pages": 5}
+
+
 def test_mistakes_are_reported_together(capsys, trained, tmp_path):
     pytest.importorskip("uvicorn")
     text = refused(capsys, "--layout=batch:data", f"--chat_template={tmp_path}/none.jinja")
@@ -102,6 +114,11 @@ def test_mistakes_are_reported_together(capsys, trained, tmp_path):
     learned = f"{MODEL},positions=learned,max_length=32"
     text = refused(capsys, f"--workdir={trained}", learned, "--length=33")
     assert "--length=33: gpt_mini has positions for 32 tokens; take --length=32" in text
+    text = refused(capsys, f"--workdir={trained}", "--length=200", "--cache_tokens=100")
+    assert text == (
+        "--cache_tokens=100 --length=200: a cache of 112 tokens has no room for a text of 200: it "
+        "needs 208, in pages of 16"
+    )
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         text = refused(capsys, f"--workdir={trained}", f"--port={port}")

@@ -2,13 +2,14 @@
 
 import functools
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import meshdsl as md
 from meshdsl import models
-from meshdsl.generation import RowWriter, Sampling, Writer
+from meshdsl.generation import Place, RowWriter, Sampling, Writer
 from meshdsl.generation.probabilities import StepProbabilities
 from meshdsl.models import transformer
 from tests.generation.test_writer import PLACES, SIZES, trained
@@ -98,12 +99,13 @@ def continuous(writer, texts):
                     written[number].append(int(tokens[row]))
                     if len(written[number]) == texts[number][2]:
                         rows[row] = None
+                        writer.leave(row)
     return written
 
 
-def check(model, place, rows=3, count=9):
+def check(model, place, rows=3, count=9, **options):
     texts = list(asked(count))
-    writer = RowWriter(model[0], context=CONTEXT, rows=rows, place=place, chunk=4)
+    writer = RowWriter(model[0], context=CONTEXT, rows=rows, place=place, chunk=4, **options)
     writer.load(model[1])
     assert continuous(writer, texts) == alone(model, place, texts)
 
@@ -118,9 +120,84 @@ def test_layouts_split_the_rows_and_caches_of_joining_texts(where):
     check(trained(), PLACES[where], rows=4, count=6)
 
 
+@pytest.fixture
+def short_pages(monkeypatch):
+    """Texts of these tests have several pages."""
+    monkeypatch.setattr("meshdsl.generation.continuous.PAGE", 4)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_texts_that_share_pages_are_those_written_alone(name, short_pages):
+    check(family(name), PLACES["one device"], cache_tokens=3 * CONTEXT)
+
+
+@pytest.mark.parametrize("where", ["tensor parallel", "flash-decoding"])
+def test_layouts_split_the_pages(where, short_pages):
+    check(trained(), PLACES[where], rows=4, count=6, cache_tokens=4 * CONTEXT)
+
+
+def test_layouts_split_slots_that_do_not_divide(short_pages):
+    place = Place("model:3", "memory_length:model", "numpy")
+    check(trained(), place, rows=2, count=4, cache_tokens=40)
+
+
 @pytest.mark.slow
-def test_the_jax_backend_joins_texts():
-    check(trained(), PLACES["jax"], rows=4, count=3)
+@pytest.mark.parametrize("cache_tokens", [None, 4 * CONTEXT])
+def test_the_jax_backend_joins_texts(cache_tokens, short_pages):
+    check(trained(), PLACES["jax"], rows=4, count=3, cache_tokens=cache_tokens)
+
+
+def test_pages_hold_what_texts_need_and_no_more(short_pages):
+    model, params = trained()
+    writer = RowWriter(
+        model, context=CONTEXT, rows=3, place=PLACES["one device"], chunk=4, cache_tokens=21
+    )
+    writer.load(params)
+    (stack,) = writer.programs.state["cache"].layers.values()
+    sizes = {dim.name: dim.size for dim in stack["keys"].dims}
+    assert sizes == {"layers": 2, "memory_length": 24, "heads": 4, "kv": 4}
+    *_, first = writer.read([1, 2, 3, 4, 5, 6, 7], Sampling(temperature=0))
+    for row in range(2):
+        assert writer.fits(first)
+        writer.join(first, row)
+    assert not writer.fits(first)  # 2 pages are free: for each text that grows
+    with pytest.raises(ValueError, match="a text of 7 tokens needs 2 pages of 1"):
+        writer.table._free.pop()
+        writer.join(first, 2)
+    np.asarray(writer.step())
+    assert writer.lacking == 1  # both texts have 8 positions now
+    with pytest.raises(ValueError, match="the step needs 1 more pages than are free"):
+        writer.step()
+    writer.leave(1)
+    assert not writer.lacking
+
+
+def test_a_text_goes_on_after_it_was_read_again(short_pages):
+    place = PLACES["one device"]
+    for name in ("gpt_mini", "window", "t5_mini", "t5 with a start"):
+        model, params = family(name)
+        writer = RowWriter(model, context=CONTEXT, rows=2, place=place, chunk=4, cache_tokens=32)
+        writer.load(params)
+        for number, (prompt, sampling, most) in enumerate(asked(4, seed=1)):
+            wanted = alone((model, params), place, [(prompt, sampling, most)])[0]
+            for done in range(most):
+                pieces = writer.read(prompt, sampling, written=wanted[:done])
+                *_, latest = pieces
+                assert latest.first == wanted[done], (name, number, done)
+
+
+def test_pages_are_for_models_that_take_them(short_pages):
+    def message(function, *arguments, **options):
+        with pytest.raises(ValueError) as caught:
+            function(*arguments, **options)
+        return str(caught.value)
+
+    model, _ = trained()
+    text = message(RowWriter, model, context=CONTEXT, cache_tokens=12)
+    assert text == "a cache of 12 tokens has no room for a text of 16: it needs 16, in pages of 4"
+    own = replace(model, decoding=replace(model.decoding, paged=False))
+    text = message(RowWriter, own, context=CONTEXT, cache_tokens=64)
+    assert "takes no pages: its step is to have its slots from `Cache.slots`" in text
 
 
 def test_a_row_of_a_text_that_has_ended_may_wait_for_long():

@@ -296,6 +296,12 @@ FLAGS: dict[str, Flag] = {
         "Port of `serve` and of `explore --live`; 0, the default of `--live`: one that is free.",
     ),
     "waiting": ("64", whole(0), "How many texts may wait for `serve`; it refuses more."),
+    "cache_tokens": (
+        None,
+        whole(1),
+        "Tokens of all texts of `serve` together that there is room for: the texts share it, in "
+        "pages. Default: each of --batch_size texts has room for --length.",
+    ),
     "chat_template": (
         None,
         str,

@@ -1,11 +1,13 @@
 """Engine: a thread that writes the texts of many requests, with a fixed number of rows.
 
 A request waits in a queue, its prompt is read chunk by chunk between the steps of other texts, and
-its text is written in a free row.
+its text is written in a free row. Where the writer's texts share pages and these run out, the text
+that was begun last is put back at the head of the queue; it is read again, and goes on, later.
 
 Guarantees:
     A text is the one that `write_texts` writes of its prompt alone, with the same sampling.
-    Requests are begun in the order in which they are submitted.
+    Requests are begun in the order in which they are submitted. A text is put back only if others
+    are written that were begun before it.
     Every request that is taken gets a last event, unless it is cancelled.
 """
 
@@ -15,7 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -113,6 +115,10 @@ class Request:
         return self.cancelled or self.text.finish is not None
 
 
+# The tokens of a step, their probabilities, and whose rows it has.
+_Step: TypeAlias = tuple[Any, Any, list[Request | None]]
+
+
 class Full(Exception):
     """As many requests wait as may wait."""
 
@@ -145,10 +151,10 @@ class Engine:
         self._changed = threading.Condition()
         self._closed = False
         self._rows: list[Request | None] = [None] * writer.rows
+        self._begun: dict[Request, None] = {}  # those in rows, the earliest first
         self._open: dict[Request, None] = {}  # those taken from the queue that are not over
         self._reading: tuple[Request, Iterator[ReadPrompt], ReadPrompt | None] | None = None
-        # A step, what is known of its tokens, and whose rows it has.
-        self._ahead: tuple[Any, Any, list[Request | None]] | None = None
+        self._ahead: _Step | None = None
         self._thread = threading.Thread(target=self._run, name="meshdsl engine", daemon=True)
 
     def start(self) -> None:
@@ -194,10 +200,12 @@ class Engine:
         return self._rows.count(None) - (self._reading is not None)
 
     def counts(self) -> dict[str, int]:
-        """Returns how many texts are written, and how many requests wait."""
+        """Returns how many texts are written, how many wait, and how many pages are free."""
         with self._changed:
             waiting = sum(not request.cancelled for request in self._queue)
-        return {"running": len(self._rows) - self.free, "waiting": waiting}
+        counts = {"running": len(self._rows) - self.free, "waiting": waiting}
+        table = self.writer.table
+        return counts if table is None else {**counts, "free_pages": table.free}
 
     def _run(self) -> None:
         try:
@@ -209,7 +217,7 @@ class Engine:
             self._closed = True
             left = [*self._queue]
             self._queue.clear()
-        for request in [*self._open, *left]:
+        for request in dict.fromkeys([*self._open, *left]):
             if not request._over:
                 request.listener(Event("", "failed"))
         if self.error is not None and self.on_error is not None:
@@ -227,24 +235,55 @@ class Engine:
     def _turn(self) -> None:
         """Reads a chunk of a prompt, begins a step, and takes the tokens of the step before it."""
         self._open = {request: None for request in self._open if not request._over}
-        self._rows = [None if row is None or row._over else row for row in self._rows]
+        self._drop_ended()
         self._read()
-        ahead, self._ahead = self._ahead, None
+        if self.writer.lacking:
+            # Of a text that is put back, all tokens have to be known.
+            self._take_tokens(self._ahead)
+            self._ahead = None
+            self._drop_ended()
+            while self.writer.lacking:
+                self._put_back()
+        before, self._ahead = self._ahead, None
         if any(self._rows):
             self._ahead = self.writer.step(), self.writer.probabilities, list(self._rows)
             for row, request in enumerate(self._rows):
                 if request is not None:
                     request._begun += 1
                     if request._begun == request.most:
-                        self._rows[row] = None
-        if ahead is not None:
-            tokens, probabilities, rows = np.asarray(ahead[0])[:, 0], None, ahead[2]
-            if any(request is not None and request.reports for request in rows):
-                probabilities = StepProbabilities.of(tokens, ahead[1])
-            for row, (request, token) in enumerate(zip(rows, tokens, strict=True)):
-                if request is not None and not request._over:
-                    reported = probabilities if request.reports else None
-                    request._add(int(token), reported.at(row) if reported else None)
+                        self._leave(row)
+        self._take_tokens(before)
+
+    def _drop_ended(self) -> None:
+        for row, request in enumerate(self._rows):
+            if request is not None and request._over:
+                self._leave(row)
+
+    def _leave(self, row: int) -> Request:
+        """Frees a row, and returns the request that had it."""
+        request, self._rows[row] = self._rows[row], None
+        assert request is not None
+        del self._begun[request]
+        self.writer.leave(row)
+        return request
+
+    def _put_back(self) -> None:
+        """Frees the row of the text that was begun last; it will be read again."""
+        request = self._leave(self._rows.index(next(reversed(self._begun))))
+        with self._changed:
+            self._queue.appendleft(request)
+
+    def _take_tokens(self, step: _Step | None) -> None:
+        """Waits for the tokens of a step, and tells the listeners."""
+        if step is None:
+            return
+        tokens, probabilities, rows = np.asarray(step[0])[:, 0], None, step[2]
+        if any(request is not None and request.reports for request in rows):
+            probabilities = StepProbabilities.of(tokens, step[1])
+        for row, (request, token) in enumerate(zip(rows, tokens, strict=True)):
+            if request is not None and not request._over:
+                reported = probabilities if request.reports else None
+                request._add(int(token), reported.at(row) if reported else None)
 
     def _read(self) -> None:
         """Reads a chunk of a prompt, if a row is free for its text."""
@@ -256,8 +295,14 @@ class Engine:
                     return
                 request = self._queue.popleft()
                 self._open[request] = None
-                asks = {"reports": request.reports, "scored": request.scored}
-                pieces = self.writer.read(request.prompt, request.sampling, request.number, **asks)
+                pieces = self.writer.read(
+                    request.prompt,
+                    request.sampling,
+                    request.number,
+                    reports=request.reports,
+                    scored=request.scored and not request.written,
+                    written=request.text.tokens,
+                )
                 self._reading = request, pieces, None
         request, pieces, latest = self._reading
         if request.cancelled:
@@ -268,12 +313,15 @@ class Engine:
             self._reading = request, pieces, read
             return
         assert latest is not None  # a prompt has a token
-        self._reading, request._begun = None, 1
-        if request.most > 1:
+        goes_on = request.most > request.written + 1
+        if goes_on and not self.writer.fits(latest):
+            return  # until other texts have ended
+        self._reading, request._begun = None, request.written + 1
+        if goes_on:
             row = self._rows.index(None)
             self.writer.join(latest, row)
-            self._rows[row] = request
-        if request.scored:
+            self._rows[row], self._begun[request] = request, None
+        if request.scored and not request.written:
             request.read = latest.prompt_probabilities(request.prompt)
         if request.most == 0:
             request.listener(Event(request.text.close("length"), "length"))

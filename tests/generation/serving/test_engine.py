@@ -41,9 +41,10 @@ class Slow:
         return self.writer.step()
 
 
-def writer_of(rows=3, backend="numpy"):
+def writer_of(rows=3, backend="numpy", **options):
     model, params = trained(*MODEL)
-    writer = RowWriter(model, context=CONTEXT, rows=rows, place=Place(backend=backend), chunk=4)
+    place = Place(backend=backend)
+    writer = RowWriter(model, context=CONTEXT, rows=rows, place=place, chunk=4, **options)
     writer.load(params)
     return writer
 
@@ -52,8 +53,8 @@ def writer_of(rows=3, backend="numpy"):
 def engine():
     made = []
 
-    def make(rows=3, waiting=64, slow=False, backend="numpy"):
-        writer = writer_of(rows, backend)
+    def make(rows=3, waiting=64, slow=False, backend="numpy", **options):
+        writer = writer_of(rows, backend, **options)
         writer = Slow(writer) if slow else writer
         made.append(Engine(writer, waiting))
         made[-1].start()
@@ -83,10 +84,15 @@ def until_end(events):
             return "".join(pieces), event.finish
 
 
+@pytest.mark.parametrize("cache_tokens", [None, 32], ids=["own caches", "few pages"])
 @pytest.mark.parametrize("tokenizer", [Bytes(), Short()], ids=["bytes", "short"])
-def test_each_text_is_the_one_written_alone(engine, tokenizer):
+def test_each_text_is_the_one_written_alone(engine, tokenizer, cache_tokens, monkeypatch):
+    put_back = []
+    monkeypatch.setattr("meshdsl.generation.continuous.PAGE", 4)
+    usual = Engine._put_back
+    monkeypatch.setattr(Engine, "_put_back", lambda self: (put_back.append(1), usual(self)))
     rng = np.random.default_rng(0)
-    running, requests = engine(), []
+    running, requests = engine(cache_tokens=cache_tokens), []
     for number in range(18):
         prompt = "".join(map(chr, rng.integers(97, 123, rng.integers(1, 12))))
         request, events = asked(
@@ -110,7 +116,9 @@ def test_each_text_is_the_one_written_alone(engine, tokenizer):
             assert request.text.tokens == text.tokens
             finishes.add(text.finish)
     assert finishes >= {"length", "stop" if tokenizer.end == 0 else "end"}
-    assert running.counts() == {"running": 0, "waiting": 0}
+    pages = {} if cache_tokens is None else {"free_pages": 8}
+    assert running.counts() == {"running": 0, "waiting": 0, **pages}
+    assert bool(put_back) == bool(pages)
 
 
 def test_texts_that_join_at_once_are_the_same_on_jax(engine):
