@@ -20,6 +20,7 @@ from meshdsl.lowering.options import Options
 from meshdsl.training.data.chats import ChatFormat
 from meshdsl.training.data.corpus import has_text
 from meshdsl.training.data.tokenizers import Tokenizer, check_vocabulary, load_tokenizer
+from meshdsl.training.reporting.output import tell
 
 if TYPE_CHECKING:
     from meshdsl.generation import Place
@@ -69,8 +70,10 @@ class Trained:
         devices = values.host_devices
         jobs.use_host_devices(devices if isinstance(devices, int) else None)
         stored = stored_params(values, problems, settings)
-        weights = weights_of(values, problems)
         model = model_of(values, problems)
+        of_folder = values.init_from is not None and values.model == values.init_from
+        # What keeps a folder's model from being made is told once.
+        weights = None if model is None and of_folder else weights_of(values, problems)
         return Trained(stored, weights, model, tokenizer_of(values, model, problems))
 
     def load(self, like: Any, places: Any) -> Any:
@@ -83,6 +86,24 @@ class Trained:
             return self.stored.load(like, places)
         assert self.weights is not None
         return self.weights.load(like, places)
+
+
+def tell_of_context(values: flags.FlagValues, model: Model, tokens: int) -> None:
+    """Says so if texts are longer than those that the model of a folder has learned from.
+
+    Rotary positions have no end, so such texts are written.
+
+    Args:
+        tokens: of the longest text, its prompt included.
+    """
+    config = model.config
+    rotary = getattr(config, "positions", "") == "rotary" and config.rotary_scaling != "dynamic"
+    if is_hugging_face(values.model) and rotary and tokens > (most := config.max_length):
+        tell(
+            f"note: texts of up to {tokens:,} tokens are longer than the {most:,} that "
+            f"{values.model} has learned from (max_position_embeddings): what is beyond may be bad",
+            error=True,
+        )
 
 
 def place_of(values: flags.FlagValues) -> Place:

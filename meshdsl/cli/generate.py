@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from meshdsl.cli.checkpointed import STDOUT, Trained, begin_token, check_mesh_and_out, place_of
+from meshdsl.cli.checkpointed import (
+    STDOUT,
+    Trained,
+    begin_token,
+    check_mesh_and_out,
+    place_of,
+    tell_of_context,
+)
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.training.reporting.output import give, tell
@@ -51,6 +58,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     assert model is not None and tokenizer is not None and sampling is not None
     longest = _longest(values, model, tokenizer, asked.prompts, begin, problems)
     problems.check()
+    tell_of_context(values, model, longest + values.max_tokens)
     at_once = min(values.batch_size or _AT_ONCE, len(asked.prompts))
     writer = _writer(values, model, longest, at_once, sampling, place_of(values))
     writer.load(trained.load(writer.programs.like, writer.programs.places()))

@@ -16,6 +16,7 @@ from meshdsl.cli.checkpointed import (
     check_mesh_and_out,
     place_of,
     stop_tokens,
+    tell_of_context,
 )
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.problems import Problems
@@ -47,6 +48,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     problems.check()
     assert model is not None and tokenizer is not None
     _check_cache(values, model, context, problems)
+    tell_of_context(values, model, context)
     listener = _listener(values.host, values.port)
 
     from meshdsl.generation import RowWriter

@@ -69,6 +69,29 @@ def test_a_folder_brings_its_tokenizer(capsys, tmp_path):
     assert written.startswith("a named") and {*written.split()} <= {*words}
 
 
+def test_texts_beyond_those_that_a_folder_has_learned_from_are_told_of(capsys, tmp_path):
+    folder = write_folder(tmp_path / "in", BYTES)
+    given = ["generate", f"--init_from={folder}", "--temperature=0", "--backend=numpy"]
+    assert run([*given, f"--prompt={'a' * 60}", "--max_tokens=4"]) == 0
+    assert capsys.readouterr().err == ""
+    assert run([*given, f"--prompt={'a' * 60}", "--max_tokens=5"]) == 0
+    assert capsys.readouterr().err == (
+        f"note: texts of up to 65 tokens are longer than the 64 that {folder} has learned from "
+        "(max_position_embeddings): what is beyond may be bad\n"
+    )
+    dynamic = write_folder(tmp_path / "dynamic", CONFIGS["llama, dynamic"] | {"vocab_size": 300})
+    given[1] = f"--init_from={dynamic}"
+    assert run([*given, f"--prompt={'a' * 60}", "--max_tokens=5"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_folder_of_an_architecture_that_is_not_here_is_told_once(capsys, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(BYTES | {"model_type": "falcon"}))
+    assert run(["generate", f"--init_from={tmp_path}", "--prompt=a"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("has model_type='falcon'") == 1 and "problems" not in told
+
+
 def test_the_tokenizer_of_a_run_goes_out_with_it(capsys, tmp_path, text):
     tokenizers = pytest.importorskip("tokenizers")
     words = {word: number for number, word in enumerate(["</s>", "a", "named", "dimension"])}
