@@ -18,7 +18,7 @@ from meshdsl.training.data.checks import check_at_least, numbered
 from meshdsl.training.data.documents import Documents
 from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.examples import Source
-from meshdsl.training.data.files import find, matching
+from meshdsl.training.data.files import find, in_utf8, matching
 from meshdsl.training.data.mixtures import Mixture
 from meshdsl.training.data.packing import PackedRows
 from meshdsl.training.data.records import TOKENS
@@ -105,7 +105,8 @@ class Corpus:
         """Reads what `--data` names.
 
         Args:
-            data: as in `parse_entries`; None: the sources of Python's standard library.
+            data: as in `parse_entries`; None: the sources of Python's standard library, with a
+                tokenizer without the few that are not UTF-8.
             vocabulary: the size of the model's vocabulary; ids are below it.
             tokenizer: the tokenizer of text; None: `Bytes`.
             column, cache, chats: as in `read_tokens`.
@@ -127,6 +128,8 @@ class Corpus:
             paths = sorted(
                 {p for paths in paths_of_patterns[:take] for p in paths}, key=Path.as_posix
             )
+            if not entry.patterns and not isinstance(tokenizer, Bytes):
+                paths = in_utf8(paths)  # nobody has asked for the others
             paths_of_patterns, read = paths_of_patterns[take:], read | set(paths)
             tokens = read_tokens(paths, tokenizer, problems, column, cache, chats)
             documents = Documents.of(tokens, vocabulary, marked)

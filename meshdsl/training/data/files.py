@@ -65,6 +65,24 @@ def find(patterns: Sequence[str]) -> list[list[Path]]:
     return matches
 
 
+def in_utf8(paths: Sequence[Path]) -> list[Path]:
+    """Returns the files that are UTF-8, and those that cannot be read.
+
+    Python's standard library has a few in other encodings, to test its own parser.
+    """
+
+    def is_utf8(path: Path) -> bool:
+        try:
+            path.read_bytes().decode()
+        except UnicodeDecodeError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    return [path for path in paths if is_utf8(path)]
+
+
 def matching(pattern: str) -> list[Path]:
     """Returns the files that a pattern matches, whether or not they can be read."""
     pattern = os.path.expanduser(pattern)

@@ -94,6 +94,19 @@ def test_files_of_a_pattern_are_read_by_the_tokenizer(tmp_path):
     assert batch["targets"].tolist() == [[2, 3, 0, 4, 5]]
 
 
+def test_a_tokenizer_reads_what_is_utf8_of_the_standard_library(tmp_path, monkeypatch):
+    """Some of its files are in other encodings, which bytes may be."""
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
+    (tmp_path / "one.py").write_text("a named dim\n" * 40)
+    (tmp_path / "koi8.py").write_bytes(b"# \xcf\xd4\n")
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "tokenizer.json"))
+    corpus = Corpus.read(None, 256, tokenizer)
+    assert [path.name for path in corpus.paths] == ["one.py"]
+    assert len(Corpus.read(None, 256).paths) == 2
+    with pytest.raises(ValueError, match=r"koi8\.py: byte 2 is not UTF-8"):
+        Corpus.read(f"{tmp_path}/*.py", 256, tokenizer)
+
+
 def test_everything_wrong_with_files_is_told_at_once(tmp_path):
     write_token_file(tmp_path / "a.bin", [np.array([1, 2, 900])])
     write_token_file(tmp_path / "b.bin", [np.arange(3)])
