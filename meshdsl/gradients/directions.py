@@ -82,6 +82,7 @@ def _need_tuples(name: str, primals: Any, tangents: Any) -> None:
             )
 
 
+@at_once
 def hessian_vector_product(
     function: Callable, primals: Sequence[Any], tangents: Sequence[Any]
 ) -> Any:
@@ -109,6 +110,7 @@ def hessian_vector_product(
     """
     with reported_as("hessian_vector_product"):
         _need_tuples("hessian_vector_product", primals, tangents)
+        _directions(tuple(primals), tuple(tangents))
     about = tuple(i for i, tangent in enumerate(tangents) if tangent is not None)
     with reported_as("hessian_vector_product"):
         if not about:

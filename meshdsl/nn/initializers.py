@@ -29,6 +29,7 @@ class Initializer(Protocol):
     def __call__(self, key: md.Tensor, dims: DimsLike, dtype: Any = "float32") -> md.Tensor: ...
 
 
+@operation
 def zeros(key: md.Tensor, dims: DimsLike, dtype: Any = "float32") -> md.Tensor:
     """Returns zeros; the key is not used.
 
@@ -39,6 +40,7 @@ def zeros(key: md.Tensor, dims: DimsLike, dtype: Any = "float32") -> md.Tensor:
     return md.zeros(dims, dtype)
 
 
+@operation
 def ones(key: md.Tensor, dims: DimsLike, dtype: Any = "float32") -> md.Tensor:
     """Returns ones; the key is not used.
 

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import meshdsl as md
 from meshdsl.ops import gelu, silu
+from meshdsl.ops.operation import operation
 from meshdsl.tensors.dims import DimsLike
 
 
+@operation
 def mlp(
     x: md.Tensor,
     w_in: md.Tensor,
@@ -40,6 +42,7 @@ def mlp(
     return mlp_out
 
 
+@operation
 def gated_mlp(
     x: md.Tensor,
     w_gate: md.Tensor,

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import meshdsl as md
 from meshdsl.nn.precision import at_least_float32
+from meshdsl.ops.operation import operation
 from meshdsl.tensors.dims import DimLike, DimsLike, as_list
 
 
+@operation
 def rms_norm(
     x: md.Tensor, over: DimsLike, scale: md.Tensor | None = None, eps: float = 1e-6
 ) -> md.Tensor:
@@ -34,6 +36,7 @@ def rms_norm(
     return _scaled(normed, scale, None)
 
 
+@operation
 def layer_norm(
     x: md.Tensor,
     over: DimsLike,
@@ -64,6 +67,7 @@ def layer_norm(
     return _scaled(normed, scale, bias)
 
 
+@operation
 def group_norm(
     x: md.Tensor,
     over: DimsLike,
@@ -104,6 +108,7 @@ def group_norm(
     return _scaled(normed, scale, bias)
 
 
+@operation
 def batch_norm(
     x: md.Tensor,
     over: DimsLike,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import numbers
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
@@ -17,7 +18,7 @@ from meshdsl.tensors.dtypes import short
 from meshdsl.tensors.named_array import NamedArray
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import TracedTensor
-from meshdsl.tracing.source import caller
+from meshdsl.tracing.source import Source, caller
 from meshdsl.tracing.trace import here, is_derived, is_tracing, open_traces
 
 P = ParamSpec("P")
@@ -26,15 +27,54 @@ _ALIASES = ("axis", "axes", "dim", "dims", "over")  # keywords for dims in other
 
 
 class OperationError(ValueError):
-    """A user's mistake in one operation, with its operands and source line."""
+    """A user's mistake in one operation, with its operands and source line.
+
+    Attributes:
+        name: of the operation that the user called.
+        reason: what is wrong, without the name.
+        user: the line of the call.
+        part: the operation inside of it that noticed; the operation itself if it did.
+        source: the line of that, in a layer or in the user's code.
+    """
+
+    part: str
+    source: Source
+
+    def __init__(
+        self,
+        name: str,
+        reason: str,
+        arguments: Iterable[Any],
+        noticed: OperationError | None = None,
+    ) -> None:
+        line = here()
+        self.name, self.reason = name, reason
+        self.user = line if is_derived() else caller(of_layer=True)
+        self.part, self.source = (noticed.part, noticed.source) if noticed else (name, line)
+        super().__init__(self._text(arguments))
+
+    def _text(self, arguments: Iterable[Any]) -> str:
+        lines = [f"{self.name}: {self.reason}"]
+        leaves = jax.tree.leaves(list(arguments), is_leaf=_is_operand)
+        for number, operand in enumerate(filter(_is_operand, leaves), 1):
+            made = f"  made at {operand.source}" if isinstance(operand, TracedTensor) else ""
+            lines.append(f"  operand {number}: {short(operand.dtype)}{operand.dims}{made}")
+        if self.part != self.name:
+            lines.append(f"  where it calls {self.part}")
+        for place in dict.fromkeys((self.source, self.user)):
+            word = "at" if place == self.user else "in"
+            lines.append(f"  {word} {place}  {place.code}".rstrip())
+        return "\n".join(lines)
 
 
 def operation(function: Callable[P, R]) -> Callable[P, R]:
     """Marks a public operation: a ValueError inside it is raised again with what the user needs.
 
     The message names the operation, every tensor operand with the line it was made at, and the
-    user's own line. NamedArrays among the operands become literals of the program; where nothing
-    is being traced, the operation runs at once.
+    user's own line. It is the operation that the user called: mistakes that others notice, of which
+    it is made, are its own. A function of the user's that it calls keeps its errors. NamedArrays
+    among the operands become literals of the program; where nothing is being traced, the operation
+    runs at once.
     """
 
     name = function.__name__.lstrip("_")
@@ -49,14 +89,16 @@ def operation(function: Callable[P, R]) -> Callable[P, R]:
             for key, x in kwargs.items():
                 named[key] = literal(x) if isinstance(x, NamedArray) else x
             return function(*operands, **named)
-        except OperationError:
-            raise
         except ValueError as error:
-            raise OperationError(_describe(name, error, (*args, *kwargs.values()))) from None
+            arguments = (*args, *kwargs.values())
+            if isinstance(error, OperationError) and error.name != name:
+                with reported_as(name, arguments):
+                    _need_types(function, args, kwargs)
+            raise _as_mistake_of(name, error, arguments) from None
         except (AttributeError, TypeError):
             with reported_as(name, (*args, *kwargs.values())):
                 _need_fit(function, name, args, kwargs)
-                _need_tensors(function, args, kwargs)
+                _need_types(function, args, kwargs)
             raise
 
     return checked
@@ -81,20 +123,48 @@ def _need_fit(function: Callable, name: str, args: tuple, kwargs: Mapping[str, A
         ) from None
 
 
-def _need_tensors(function: Callable, args: tuple, kwargs: Mapping[str, Any]) -> None:
-    """Raises ValueError if an argument that should be a tensor is something else."""
+# What arguments are, by the words of annotations.
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "Tensor": ("tensors", lambda x: isinstance(x, Tensor)),
+    "md.Tensor": ("tensors", lambda x: isinstance(x, Tensor)),
+    "int": ("a whole number", lambda x: isinstance(x, numbers.Integral)),
+    "float": ("a number", lambda x: isinstance(x, numbers.Real)),
+    "complex": ("a number", lambda x: isinstance(x, numbers.Complex)),
+    "str": ("a name", lambda x: isinstance(x, str)),
+    "Dimension": ("a md.Dimension", lambda x: isinstance(x, Dimension)),
+    "DimLike": ("a dim", lambda x: isinstance(x, str | Dimension)),
+    "Sequence[int]": ("a list of whole numbers", lambda x: _is_list(x, numbers.Integral)),
+    "Sequence[str]": ("a list of names", lambda x: _is_list(x, str)),
+    "bool": ("True or False", lambda x: isinstance(x, bool)),
+    "None": ("None", lambda x: x is None),
+}
+
+
+def _is_list(value: Any, kind: type) -> bool:
+    items = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [None]
+    return all(isinstance(item, kind) for item in items)
+
+
+def _need_types(function: Callable, args: tuple, kwargs: Mapping[str, Any]) -> None:
+    """Raises ValueError if an argument is of another type than its annotation says.
+
+    Annotations of other words than those in `_KINDS` are not looked at.
+    """
     signature = inspect.signature(function)
     for name, given in signature.bind(*args, **kwargs).arguments.items():
         parameter = signature.parameters[name]
-        if parameter.annotation not in ("Tensor", Tensor):
+        annotation = parameter.annotation
+        text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+        words = [word.strip() for word in text.split("|")]
+        if not all(word in _KINDS for word in words):
             continue
         for value in given if parameter.kind is parameter.VAR_POSITIONAL else (given,):
-            if not isinstance(value, Tensor):
-                kind = type(value).__name__
-                raise ValueError(
-                    f"`{name}` takes tensors, not {kind}; name the dims of an array, as in "
-                    "md.named(array, dims)"
-                )
+            if not any(_KINDS[word][1](value) for word in words):
+                wanted = " or ".join(dict.fromkeys(_KINDS[word][0] for word in words))
+                fix = ""
+                if hasattr(value, "shape") or wanted == "tensors":
+                    fix = "; name the dims of an array, as in md.named(array, dims)"
+                raise ValueError(f"`{name}` takes {wanted}, not {type(value).__name__}{fix}")
 
 
 def _parameters(signature: inspect.Signature) -> str:
@@ -183,25 +253,20 @@ def reported_as(name: str, arguments: Iterable[Any] = ()) -> Iterator[None]:
     """
     try:
         yield
-    except OperationError:
-        raise
     except ValueError as error:
-        raise OperationError(_describe(name, error, arguments)) from None
+        raise _as_mistake_of(name, error, arguments) from None
+
+
+def _as_mistake_of(name: str, error: ValueError, arguments: Iterable[Any]) -> OperationError:
+    """Returns an error as that of the operation `name`, or itself if other code made it.
+
+    That is code of the user's that the operation runs: its lines are not those of the call.
+    """
+    if not isinstance(error, OperationError):
+        return OperationError(name, str(error), arguments)
+    outer = OperationError(name, error.reason, arguments, error)
+    return outer if error.name != name and error.user == outer.user else error
 
 
 def _is_operand(value: Any) -> bool:
     return isinstance(value, Tensor)
-
-
-def _describe(name: str, error: ValueError, arguments: Iterable[Any]) -> str:
-    source = here()
-    user = source if is_derived() else caller(of_layer=True)
-    lines = [f"{name}: {error}"]
-    leaves = jax.tree.leaves(list(arguments), is_leaf=_is_operand)
-    for number, operand in enumerate(filter(_is_operand, leaves), 1):
-        made = f"  made at {operand.source}" if isinstance(operand, TracedTensor) else ""
-        lines.append(f"  operand {number}: {short(operand.dtype)}{operand.dims}{made}")
-    if user != source:
-        lines.append(f"  in {source}  {source.code}".rstrip())
-    lines.append(f"  at {user}  {user.code}".rstrip())
-    return "\n".join(lines)

@@ -16,7 +16,7 @@ import numpy as np
 
 from meshdsl.ops.creation import as_tensor, full, sized
 from meshdsl.ops.elementwise.arithmetic import cast
-from meshdsl.ops.operation import operation
+from meshdsl.ops.operation import operation, reported_as
 from meshdsl.ops.shapes.joining import unstack
 from meshdsl.tensors.dims import Dimension, DimsLike, Shape
 from meshdsl.tensors.dtypes import is_integer
@@ -80,8 +80,9 @@ def key(seed: int) -> NamedArray:
         >>> np.array_equal(x, y)  # there is no hidden state
         True
     """
-    if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**64:
-        raise ValueError(f"a seed is a whole number from 0 to 2**64 - 1, got {seed!r}")
+    with reported_as("key"):
+        if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**64:
+            raise ValueError(f"a seed is a whole number from 0 to 2**64 - 1, got {seed!r}")
     seed = int(seed)
     return NamedArray(np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32), Shape([KEY]))
 

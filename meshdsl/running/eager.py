@@ -193,7 +193,8 @@ def _prepare(
     with tracing(trace):
         with answered():
             result = function(*args, **kwargs)
-        outputs, tree = leaves_of(result)
+        with reported_as(getattr(function, "__name__", ""), (*args, *kwargs.values())):
+            outputs, tree = leaves_of(result)
         graph, _ = trace.finish(outputs)
     graph = Graph(
         graph.inputs,

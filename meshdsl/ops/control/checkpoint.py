@@ -91,11 +91,16 @@ def name(x: Tensor, name: str) -> Tensor:
 
     x = md.name(md.attention(q, k, v, over="memory_length"), "attention_out")
 
+    Raises:
+        ValueError: the name is no text.
+
     Examples:
         >>> layer = md.checkpoint(lambda x: md.sum(md.name(x * x, "square") ** 2), keep=["square"])
         >>> print(md.grad(layer)(md.named([1.0, 2.0], ["embed"])))
         f32[embed=2] [ 4. 32.]
     """
+    if not isinstance(name, str):
+        raise ValueError(f"a name is a text, not {name!r}")
     return bind_one(NAME, (x,), {"name": name})
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from meshdsl.ops.control.body import is_array
 from meshdsl.ops.creation import as_tensor
 from meshdsl.ops.elementwise.arithmetic import abs, cast, isinf, isnan, sqrt, square
-from meshdsl.ops.operation import at_once, operation
+from meshdsl.ops.operation import at_once, operation, reported_as
 from meshdsl.ops.reductions.reduction import max, mean, min, sum
 from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.dtypes import is_complex, is_differentiable, is_float, short
@@ -169,7 +169,8 @@ def check_finite(tree: Any) -> Any:
           ...
     """
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_array)
-    tensors = [as_tensor(leaf) for leaf in leaves]
+    with reported_as("check_finite"):
+        tensors = [as_tensor(leaf) for leaf in leaves]
     return jax.tree.unflatten(
         structure,
         [bind_one(CHECK, (t,)) if is_differentiable(t.dtype) else t for t in tensors],

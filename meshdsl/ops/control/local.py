@@ -192,7 +192,8 @@ def primitive(
         rule: instead, a rule of `meshdsl.lowering.partition`: Case -> Strategy.
 
     Raises:
-        ValueError: an unknown backend, or `partition` and `rule` together; when called: what
+        ValueError: a name that is no text, an unknown backend, or `partition` and `rule`
+            together; when called: what
             `shape` raises; when compiled: an emitter returns other shapes or dtypes.
 
     Examples:
@@ -207,6 +208,8 @@ def primitive(
         >>> print(scaled(x, by=3.0), md.grad(lambda x: md.sum(scaled(x, by=3.0)))(x))
         f32[embed=2] [3. 6.] f32[embed=2] [3. 3.]
     """
+    if not isinstance(name, str):
+        raise ValueError(f"primitive: the name is a text, not {name!r}")
     for backend in emitters:
         if backend not in BACKENDS:
             raise ValueError(

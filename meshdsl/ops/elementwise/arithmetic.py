@@ -456,7 +456,7 @@ def reciprocal(x: Tensor) -> Tensor:
         >>> print(md.reciprocal(x))
         f32[feature=2] [1.   0.25]
     """
-    return 1 / x
+    return divide(1, x)
 
 
 @operation
