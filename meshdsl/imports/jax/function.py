@@ -11,8 +11,8 @@ import functools
 import inspect
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -32,7 +32,9 @@ from meshdsl.imports.jax.conversion import Conversion
 from meshdsl.imports.jax.inference import Dims, Frame, Walk, check_known, labels
 from meshdsl.imports.jax.listing import listing
 from meshdsl.imports.jax.naming import Naming
+from meshdsl.imports.jax.rolling import rolled
 from meshdsl.imports.jax.rules import CONVERT, INFER
+from meshdsl.imports.jax.stacking import Leaf, Stacking, layer_of, stacking_of, without_stack
 from meshdsl.ops.literal import as_traced
 from meshdsl.ops.random_keys import KEY
 from meshdsl.running.jit import jit
@@ -46,7 +48,7 @@ from meshdsl.tracing.source import user_definition
 from meshdsl.tracing.trace import is_tracing, located
 
 
-def from_jax(function: Callable[..., Any], names: Names = None) -> FromJax:
+def from_jax(function: Callable[..., Any], names: Names = None, roll: str | None = None) -> FromJax:
     """Makes a program over named dims of a function of JAX, to which any layout applies.
 
         program = md.from_jax(loss, names={"x": "batch length embed", "params/**/w_in": "_ d_ff"})
@@ -65,6 +67,9 @@ def from_jax(function: Callable[..., Any], names: Names = None) -> FromJax:
             to inference. `(heads kv)` is one dim, `heads_kv`, which the function splits. Results
             are `return/...`. A `PartitionSpec` of names will do, so a model of Flax with names of
             its own takes `{"params": flax.linen.get_partition_spec(params)}`.
+        roll: makes equal layers that follow each other one loop over a dim of this name, such as
+            "layers". `named` then stacks their parameters; `unrolled` is the way back. Several
+            loops are over `layers`, `layers_2`, .... None: the layers stay apart.
 
     Returns:
         A function of trees of tensors. Its method `named` names plain arrays, as `md.jit` does of
@@ -72,7 +77,7 @@ def from_jax(function: Callable[..., Any], names: Names = None) -> FromJax:
 
     Warns:
         UserWarning: when called: the function changes its arguments in place, as methods of
-            `flax.nnx` do, and does not return what it changed.
+            `flax.nnx` do, and does not return what it changed; or it has no layers to `roll`.
 
     Raises:
         ValueError: `function` is no function; when called: names that fit no argument or no rank,
@@ -88,7 +93,9 @@ def from_jax(function: Callable[..., Any], names: Names = None) -> FromJax:
     """
     if not callable(function):
         raise ValueError(f"from_jax converts a function, not {function!r}")
-    return FromJax(function, names)
+    if roll is not None and not roll.isidentifier():
+        raise ValueError(f"from_jax: roll is the name of a dim, such as 'layers', got {roll!r}")
+    return FromJax(function, names, roll)
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,7 @@ class Inferred:
         paths: of the arguments' leaves.
         inputs, outputs: the names of the dims of leaves.
         tree: of the results.
+        stacking: which arguments are stacks of equal layers; None: there are none.
     """
 
     frame: Frame
@@ -107,21 +115,7 @@ class Inferred:
     inputs: tuple[tuple[str, ...], ...]
     outputs: tuple[tuple[str, ...], ...]
     tree: Any
-
-
-@dataclass(frozen=True)
-class _Leaf:
-    """An array among the arguments; `dims` has its names, if it has any.
-
-    Attributes:
-        boxed: whether it is the `value` of a box, which the path is of.
-    """
-
-    path: str
-    boxed: bool
-    sizes: tuple[int, ...]
-    dtype: np.dtype
-    dims: tuple[str, ...] | None
+    stacking: Stacking | None = None
 
 
 class FromJax:
@@ -132,10 +126,15 @@ class FromJax:
 
     __name__: str
 
-    def __init__(self, function: Callable[..., Any], names: Names = None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], names: Names = None, roll: str | None = None
+    ) -> None:
         functools.update_wrapper(self, function, updated=())
         self.function = function
         self.names = names
+        self.roll = roll
+        self._stackings: dict[Any, Stacking] = {}  # by the tree of arguments with stacks
+        self._parts: dict[Any, tuple[Any, Stacking]] = {}  # by the tree of one such argument
         self._signature = inspect.signature(function)
         self._known: dict[Any, Inferred] = {}
         self._jitted: Any = None
@@ -152,6 +151,8 @@ class FromJax:
         leaves, tree, paths = self._flatten(args, kwargs)
         leaves = [as_traced(leaf) for leaf in leaves]
         inferred = self._inferred(leaves, tree, paths)
+        if inferred.stacking is not None and tree not in self._stackings:
+            leaves = inferred.stacking.stacked(leaves)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         conversion = Conversion(inferred.naming, CONVERT)
         with located(user_definition(self.function)):
@@ -168,11 +169,40 @@ class FromJax:
         leaves, tree, paths = self._flatten(args, kwargs)
         leaves = [_bare(leaf) for leaf in leaves]
         inferred = self._inferred(leaves, tree, paths)
+        stacking = None if tree in self._stackings else inferred.stacking
+        if stacking is not None:
+            leaves = stacking.stacked(leaves)
         names = iter(inferred.inputs)
         result = [_name(leaf, next(names)) if _is_array(leaf) else leaf for leaf in leaves]
         bound = self._signature.bind(*args, **kwargs)
         bound.arguments = jax.tree.unflatten(tree, result)
+        if stacking is not None:
+            self._remember(stacking, bound.arguments)
         return (*bound.args, *bound.kwargs.values())
+
+    def unrolled(self, tree: Any) -> Any:
+        """Returns an argument, or its gradient, with each layer apart: as the function takes it.
+
+            params = program.unrolled(gradients)
+
+        Args:
+            tree: an argument as of `named`, with stacks. Any other tree is returned as it is.
+        """
+        leaves, shape = jax.tree.flatten(tree, is_leaf=_is_named)
+        if shape not in self._parts:
+            return tree
+        whole, stacking = self._parts[shape]
+        return jax.tree.unflatten(whole, stacking.spread(leaves, layer_of))
+
+    def _remember(self, stacking: Stacking, arguments: Any) -> None:
+        """Remembers the trees of arguments with stacks, and of each of them."""
+        self._stackings[_flat(arguments)[1]] = stacking
+        numbers = jax.tree.unflatten(stacking.tree, range(len(stacking.paths)))
+        for name, argument in arguments.items():
+            own, whole = jax.tree.flatten(numbers[name])
+            if own:
+                shape = jax.tree.structure(argument, is_leaf=_is_named)
+                self._parts[shape] = whole, stacking.within(own[0], own[-1] + 1)
 
     name_arguments = named  # what `md.jit` calls for plain arrays
 
@@ -191,9 +221,7 @@ class FromJax:
     ) -> tuple[list[Any], Any, list[tuple[str, bool]]]:
         """Returns the leaves, their tree, and their paths with whether they are in a box."""
         bound = self._signature.bind(*args, **kwargs)
-        keyed, tree = jax.tree_util.tree_flatten_with_path(
-            OrderedDict(bound.arguments), is_leaf=lambda x: isinstance(x, Tensor | Spec)
-        )
+        keyed, tree = _flat(bound.arguments)
         places = [without_box(keys) for keys, _ in keyed]
         pairs = zip(places, keyed, strict=True)
         paths = [(path_of(place), len(place) < len(keys)) for place, (keys, _) in pairs]
@@ -204,9 +232,17 @@ class FromJax:
     ) -> Inferred:
         """Traces and infers, once per signature."""
         known = [
-            _Leaf(path, boxed, *_aval(leaf)) if _is_array(leaf) else leaf
+            Leaf(path, boxed, *_aval(leaf)) if _is_array(leaf) else leaf
             for leaf, (path, boxed) in zip(leaves, paths, strict=True)
         ]
+        if (stacking := self._stackings.get(tree)) is not None:
+            parts = stacking.spread(known, without_stack)
+            pairs = zip(parts, stacking.paths, strict=True)
+            known = [
+                replace(leaf, path=path, boxed=boxed) if isinstance(leaf, Leaf) else leaf
+                for leaf, (path, boxed) in pairs
+            ]
+            tree = stacking.tree
         key = (tree, tuple(known))
         try:
             inferred = self._known.get(key)
@@ -217,14 +253,14 @@ class FromJax:
         return inferred
 
     def _infer(self, leaves: Sequence[Any], tree: Any) -> Inferred:
-        arrays = [leaf for leaf in leaves if isinstance(leaf, _Leaf)]
+        arrays = [leaf for leaf in leaves if isinstance(leaf, Leaf)]
         boxed = {leaf.path for leaf in arrays if leaf.boxed}
         words = annotate(self.names, [(leaf.path, leaf.sizes) for leaf in arrays], boxed)
         changed: list[str] = []
 
         def flat(*values: Any) -> Any:
             given = iter(values)
-            full = [next(given) if isinstance(leaf, _Leaf) else leaf for leaf in leaves]
+            full = [next(given) if isinstance(leaf, Leaf) else leaf for leaf in leaves]
             bound = self._signature.bind_partial()
             bound.arguments = jax.tree.unflatten(tree, full)
             result = self.function(*bound.args, **bound.kwargs)
@@ -235,10 +271,10 @@ class FromJax:
         closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*specs)
         source = user_definition(self.function)
         if changed:
-            shown = ", ".join(changed[:4]) + f" and {len(changed) - 4} more" * (len(changed) > 4)
+            listed = ", ".join(changed[:4]) + f" and {len(changed) - 4} more" * (len(changed) > 4)
             warnings.warn(
                 f"from_jax: {self.__name__}{source.at} changes parts of its arguments in place "
-                f"({shown}) and does not return them, so the changes are lost: "
+                f"({listed}) and does not return them, so the changes are lost: "
                 "return what is changed, such as the model or nnx.state(model)",
                 stacklevel=2,
             )
@@ -249,6 +285,18 @@ class FromJax:
                 "runs a function of JAX on each device's arrays"
             )
         classes = Classes()
+        rolling = None if self.roll is None else rolled(closed)
+        if self.roll is not None and rolling is None:
+            warnings.warn(
+                f"from_jax: roll={self.roll!r}: {self.__name__}{source.at} has no equal layers, "
+                "with parameters of their own, one after the other: they stay apart",
+                stacklevel=2,
+            )
+        stacking, shown = None, [leaf.path for leaf in arrays]
+        if self.roll is not None and rolling is not None:
+            closed = rolling.jaxpr
+            stacking = stacking_of(rolling.groups, leaves, tree, self.roll)
+            arrays, words, shown = stacking.arguments(leaves, words)
         short = _hints([leaf.path for leaf in arrays])
         operands = [
             _argument(classes, leaf, name, each)
@@ -274,8 +322,16 @@ class FromJax:
         naming = Naming(classes)
         inputs = tuple(labels(naming, frame, v) for v in frame.jaxpr.invars)
         outputs = tuple(() if len(d.nodes) == 0 else naming.of(d.nodes) for d in results)
-        paths = tuple(leaf.path for leaf in arrays)
-        return Inferred(frame, naming, paths, inputs, outputs, out_tree)
+        return Inferred(frame, naming, tuple(shown), inputs, outputs, out_tree, stacking)
+
+
+def _flat(arguments: Mapping[str, Any]) -> tuple[list[Any], Any]:
+    """Returns the leaves of arguments with their keys, and their tree."""
+    return jax.tree_util.tree_flatten_with_path(OrderedDict(arguments), is_leaf=_is_named)
+
+
+def _is_named(value: Any) -> bool:
+    return isinstance(value, Tensor | Spec)
 
 
 def _changed(before: Sequence[Any], arguments: Any, result: Any) -> list[str]:
@@ -290,7 +346,7 @@ def _changed(before: Sequence[Any], arguments: Any, result: Any) -> list[str]:
     return [path_of(without_box(keys)) for keys, leaf in after if id(leaf) not in kept]
 
 
-def _argument(classes: Classes, leaf: _Leaf, name: str, words: Words) -> Dims:
+def _argument(classes: Classes, leaf: Leaf, name: str, words: Words) -> Dims:
     """Returns the dims of an argument, with the names that are known."""
     nodes = tuple(classes.new(size, f"{name}_{p}") for p, size in enumerate(leaf.sizes))
     if leaf.dims is not None:

@@ -204,14 +204,14 @@ def check_known(jaxpr: Any, rules: Mapping[str, Any], outer: Source = UNKNOWN) -
 
 
 # Parameters with jaxprs that the rules do not read.
-_UNREAD = ("update_jaxpr", "reducer", "comparator", "jvp_jaxpr_fun", "select_jaxpr")
+UNREAD = ("update_jaxpr", "reducer", "comparator", "jvp_jaxpr_fun", "select_jaxpr")
 
 
 def bodies(params: Mapping[str, Any]) -> list[Any]:
     """Returns the jaxprs that an equation runs."""
     jaxprs = []
     for name, value in params.items():
-        if name in _UNREAD:
+        if name in UNREAD:
             continue
         for each in value if isinstance(value, list | tuple) else [value]:
             if isinstance(each, jex.ClosedJaxpr | jex.Jaxpr):

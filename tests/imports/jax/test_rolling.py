@@ -1,0 +1,229 @@
+"""Equal layers as one loop: numbers, stacks and the way back, beside the function as it is."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.training.state import TrainState
+from meshdsl.training.step import make_train_step
+
+EMBED, HIDDEN, LAYERS = 8, 16, 4
+NAMES = {
+    "params/layers/*/w_in": "embed d_ff",
+    "x": "batch length embed",
+}
+
+
+def weights(layers=LAYERS, seed=0):
+    rng = np.random.default_rng(seed)
+
+    def draw(*sizes):
+        return (0.3 * rng.standard_normal(sizes)).astype("float32")
+
+    def layer():
+        return {
+            "w_in": draw(EMBED, HIDDEN),
+            "bias": draw(HIDDEN),
+            "w_out": draw(HIDDEN, EMBED),
+        }
+
+    return {"scale": draw(EMBED), "layers": [layer() for _ in range(layers)], "out": draw(EMBED, 5)}
+
+
+X = np.random.default_rng(9).standard_normal((8, 4, EMBED)).astype("float32")
+
+
+def block(layer, x):
+    centred = x - x.mean(-1, keepdims=True)
+    return x + jax.nn.gelu(centred @ layer["w_in"] + layer["bias"]) @ layer["w_out"]
+
+
+def plain(params, x):
+    x = x * params["scale"]
+    for layer in params["layers"]:
+        x = block(layer, x)
+    return jnp.mean((x @ params["out"]) ** 2)
+
+
+def scans(function, *arguments):
+    """Returns the lengths of the loops of a function."""
+    program = md.jit(function, backend="numpy").lower(*arguments)
+    return [i.params["length"] for i in program.block.instructions if i.op == "scan"]
+
+
+def check(function, params, x, names=NAMES, loops=(LAYERS,), tolerance=1e-5, **where):
+    """Compares the value and gradients of a rolled function with JAX's; returns the program."""
+    program = md.from_jax(function, names, roll="layers")
+    arguments = program.named(params, x)
+    assert scans(program, *arguments) == list(loops)
+    expected, slopes = jax.value_and_grad(function)(params, x)
+    value, gradients = md.jit(md.value_and_grad(program), backend="numpy", **where)(*arguments)
+    np.testing.assert_allclose(float(value), expected, rtol=tolerance)
+    back = program.unrolled(gradients)
+    assert jax.tree.structure(md.unnamed(back)) == jax.tree.structure(params)
+    for mine, theirs in zip(
+        jax.tree.leaves(md.unnamed(back)), jax.tree.leaves(slopes), strict=True
+    ):
+        scale = max(1, np.abs(theirs).max())
+        np.testing.assert_allclose(np.asarray(mine), theirs, atol=tolerance * scale)
+    return program, arguments
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {},
+        {"mesh": "data:2,model:2", "layout": "batch:data; d_ff:model"},
+        {"mesh": "data:2,model:2", "layout": "batch:data; params/layers:model"},
+    ],
+)
+def test_layers_are_one_loop_with_the_numbers_of_jax(where):
+    _, (params, _) = check(plain, weights(), X, **where)
+    assert params["layers"][0]["w_in"].dims.names == ("layers", "embed", "d_ff")
+    assert params["layers"][1] == {"w_in": None, "bias": None, "w_out": None}
+    assert params["out"].dims.names[0] == "embed"
+
+
+def test_a_pipeline_splits_the_layers():
+    def loss(params, batch):
+        return plain(params, batch["x"])
+
+    names = {"params/layers/*/w_in": "embed d_ff", "batch/x": "batch length embed"}
+    program = md.from_jax(loss, names, roll="layers")
+    params, batch = program.named(weights(), {"x": X})
+    optimizer = md.optim.Sgd(0.1)
+    step = make_train_step(program, optimizer, microbatches=2)
+    state = TrainState(md.named(np.int32(0), []), params, md.jit(optimizer.init)(params))
+    found = []
+    for where in ({}, {"mesh": "stage:2,data:2", "layout": "batch:data; layers:stage"}):
+        after, metrics = md.jit(step, **where)(state, batch)
+        found.append((float(metrics["loss"]), md.unnamed(program.unrolled(after.params))))
+    (one, apart), (other, split) = found
+    np.testing.assert_allclose(one, other, rtol=1e-5)
+    np.testing.assert_allclose(one, plain(weights(), X), rtol=1e-5)
+    for mine, theirs in zip(jax.tree.leaves(apart), jax.tree.leaves(split), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+def test_plain_arrays_and_tensors_of_each_layer_will_do():
+    params = weights()
+    program = md.from_jax(plain, NAMES, roll="layers")
+    value, gradients = md.jit(md.value_and_grad(program))(params, X)
+    expected = jax.value_and_grad(plain)(params, X)
+    np.testing.assert_allclose(float(value), expected[0], rtol=1e-5)
+    own = md.unnamed(program.unrolled(gradients))
+    np.testing.assert_allclose(
+        own["layers"][2]["bias"], expected[1]["layers"][2]["bias"], atol=1e-5
+    )
+    apart = md.from_jax(plain, NAMES).named(params, X)  # each layer apart
+    np.testing.assert_allclose(float(md.jit(program)(*apart)), expected[0], rtol=1e-5)
+    assert scans(program, *apart) == [LAYERS]
+
+
+def test_compile_time_does_not_grow_with_layers():
+    few, many = (
+        md.jit(md.from_jax(plain, NAMES, roll="layers")).lower(weights(n), X) for n in (2, 12)
+    )
+    assert len(few.block.instructions) == len(many.block.instructions)
+
+
+def test_what_layers_share_and_leave_is_as_before():
+    def function(params, x):
+        kept, bias = [], jnp.sin(params["scale"])
+        for layer in params["layers"]:
+            x = block(layer, x + bias)
+            kept.append(jnp.sum(x * params["scale"], -1))
+        return jnp.mean(x) + jnp.sum(jnp.stack(kept[1:]) ** 2) + jnp.sum(kept[0])
+
+    check(function, weights(), X)
+
+
+def test_layers_with_numbers_of_their_own():
+    def function(params, x):
+        for number, layer in enumerate(params["layers"]):
+            x = x * (1 - number / 10) + block(layer, x)
+        return jnp.mean(x**2)
+
+    check(function, weights(), X)
+
+
+def test_two_stacks_are_two_loops():
+    def function(params, x):
+        for layer in params["first"]["layers"]:
+            x = block(layer, x)
+        x = jnp.tanh(x) * params["first"]["scale"]
+        for layer in params["second"]["layers"]:
+            x = x + jnp.cos(x @ layer["w_in"]) @ layer["w_out"] + jnp.sum(layer["bias"])
+        return jnp.mean(x**2)
+
+    params = {"first": weights(3), "second": weights(5, seed=1)}
+    names = {"params/*/layers/*/w_in": "embed d_ff", "x": "batch length embed"}
+    _, (named, _) = check(function, params, X, names, loops=(3, 5))
+    first, second = (named[name]["layers"][0]["w_in"] for name in ("first", "second"))
+    assert first.dims.names == ("layers", "embed", "d_ff")
+    assert second.dims.names == ("layers_2", "embed", "d_ff")
+
+
+def test_a_first_layer_that_is_unlike_stays_apart():
+    def function(params, x):
+        first, *others = params["layers"]
+        x = jnp.tanh(x @ first["w_in"] + first["bias"]) @ first["w_out"]
+        for layer in others:
+            x = block(layer, x)
+        return jnp.mean(x**2)
+
+    _, (params, _) = check(function, weights(), X, loops=(LAYERS - 1,))
+    assert params["layers"][0]["w_in"].dims.names == ("embed", "d_ff")
+    assert params["layers"][1]["w_in"].dims.names == ("layers", "embed", "d_ff")
+
+
+def test_a_parameter_that_is_read_elsewhere_too_stays_apart():
+    def function(params, x):
+        penalty = jnp.sum(params["layers"][1]["bias"] ** 2)
+        return plain(params, x) + penalty
+
+    _, (params, _) = check(function, weights(), X)
+    assert params["layers"][1]["bias"].dims.names == ("d_ff",)
+    assert params["layers"][1]["w_in"] is None
+
+
+@pytest.mark.parametrize("wrap", [jax.jit, jax.checkpoint, functools.partial(jax.jit)])
+def test_calls_and_recomputed_layers_are_rolled(wrap):
+    def inner(params, x):
+        for layer in params["layers"]:
+            x = jax.checkpoint(block)(layer, x) if wrap is jax.checkpoint else block(layer, x)
+        return jnp.mean(x**2)
+
+    check(inner if wrap is jax.checkpoint else wrap(inner), weights(), X)
+
+
+def test_two_parameters_of_one_shape_are_told_apart_by_their_use():
+    def function(params, x):
+        for layer in params:
+            x = jnp.tanh(x @ layer["a"]) @ layer["b"] + x
+        return jnp.mean(x**2)
+
+    rng = np.random.default_rng(0)
+    params = [
+        {name: rng.standard_normal((EMBED, EMBED)).astype("float32") / 4 for name in "ab"}
+        for _ in range(3)
+    ]
+    check(function, params, X, {"x": "batch length embed"}, loops=(3,))
+
+
+def test_a_loop_is_told_of_and_so_is_that_there_is_none():
+    program = md.from_jax(plain, NAMES, roll="layers")
+    text = program.listing(weights(), X)
+    assert "params/layers/*/w_in" in text
+    assert "f32[layers=4, embed=8, d_ff=16]" in text
+    with pytest.warns(UserWarning, match="has no equal layers, with parameters of their own"):
+        md.from_jax(lambda x: jnp.sum(x), roll="layers").named(X)
+    with pytest.raises(ValueError, match="roll is the name of a dim, such as 'layers', got 'a b'"):
+        md.from_jax(plain, roll="a b")
+    names = {"params/layers/0/w_in": "embed d_ff", "params/layers/1/w_in": "embed hidden"}
+    with pytest.raises(ValueError, match="dim 1 is `d_ff` in params/layers/0/w_in and `hidden` in"):
+        md.from_jax(plain, names, roll="layers").named(weights(), X)
