@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TypeAlias
@@ -228,6 +228,27 @@ class Layout:
         """
         layout, conflicts = self._resolve(shape, path)
         return layout, [LayoutConflict(*conflict) for conflict in conflicts]
+
+    def on(self, mesh: Mesh) -> Layout:
+        """Returns the rules without the axes that have size 1 on a mesh; itself if it has none.
+
+        To split over such an axis is the identity, so lowering must not see it: it would keep
+        values apart that are the same. Rules for a dim that none of them splits are left out.
+
+        Examples:
+            >>> layout = Layout.parse("batch:slice+data; heads:model; params/heads:data")
+            >>> print(layout.on(Mesh.parse("slice:1,data:4,model:1")))
+            batch:data; heads:-; params/heads:data
+        """
+        unsplit = {axis for axis, size in mesh.axes if size == 1}
+        if unsplit.isdisjoint(axis for rule in self.rules for axis in rule.axes):
+            return self
+        rules = [
+            replace(rule, axes=tuple(axis for axis in rule.axes if axis not in unsplit))
+            for rule in self.rules
+        ]
+        split = {rule.dim for rule in rules if rule.axes}
+        return Layout(tuple(rule for rule in rules if rule.dim in split))
 
     def inside(self, shape: Shape) -> TensorLayout:
         """Returns the layout of a value inside a program, which has no path.

@@ -39,15 +39,16 @@ def lower_global(
     and keep, and so have no effect here.
     """
     validate(graph, mesh, layout)
+    split = layout.on(mesh)
     program = lower(graph, Mesh(), Layout(), None, donated)
     unused = tuple(_unused(options or DEFAULT))
     no_pipeline = tuple(_no_pipeline(graph, mesh, layout))
-    notes = (*graph.notes, *lookalikes(graph, layout), *no_pipeline)
+    notes = (*graph.notes, *lookalikes(graph, split), *no_pipeline)
     program = replace(program, unused=unused, partitioner="XLA", notes=notes)
     warn_of_options(program, DEFAULT)
     if options is None or options.pipeline != "none":  # else the user knows
         warn_of_rules(no_pipeline)
-    return replace(program, mesh=mesh, layout=layout, block=_Placer(mesh, layout).program(program))
+    return replace(program, mesh=mesh, layout=layout, block=_Placer(mesh, split).program(program))
 
 
 def _no_pipeline(graph: Graph, mesh: Mesh, layout: Layout) -> Iterator[str]:

@@ -123,7 +123,7 @@ def lower_in_stages(
 ) -> Stages:
     """Lowers a traced graph, and returns the result of every stage; see `lower`."""
     options = options or DEFAULT
-    simplified = Simplified(simplify(graph), mesh, layout)
+    simplified = Simplified(simplify(graph), mesh, layout.on(mesh))
     validate(simplified.graph, mesh, layout)
     if options.hardware is not None:
         hardware = find_hardware(options.hardware)
@@ -144,6 +144,8 @@ def lower_in_stages(
         if decision is not None:
             decisions = (*stages.program.decisions, decision)
             stages = replace(stages, program=replace(stages.program, decisions=decisions))
+    if stages.program.layout is not layout:  # reports show the layout as the user wrote it
+        stages = replace(stages, program=replace(stages.program, layout=layout))
     warn_of_options(stages.program, options)
     return stages
 
@@ -170,7 +172,6 @@ def _by(
     choice: Choice | None,
 ) -> Stages:
     """Lowers a simplified graph, by one schedule if it is a pipeline."""
-    given_layout = simplified.layout
     pipeline = _pipelined(simplified, options)
     simplified = _with_pipeline(simplified, pipeline)
     mesh, layout = simplified.mesh, simplified.layout
@@ -262,9 +263,8 @@ def _by(
         stages = replace(stages, program=replace(stages.program, decisions=decisions))
     else:
         _, stages = choose(write, simplified.graph, layout, options)
-    if pipeline is not None:  # reports show the layout as the user wrote it
-        program = replace(stages.program, layout=given_layout, pipeline=pipeline.facts)
-        stages = replace(stages, program=program)
+    if pipeline is not None:
+        stages = replace(stages, program=replace(stages.program, pipeline=pipeline.facts))
     return stages
 
 

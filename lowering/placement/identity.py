@@ -74,6 +74,7 @@ def given_by(placement: Placement | None, simplified: Simplified) -> Given:
     if placement is None:
         return Given()
     graph, mesh = simplified.graph, simplified.mesh
+    unsplit = [axis for axis, size in mesh.axes if size == 1]
     by_name = {name: tensor for tensor, name in names_of(graph).items()}
     problems = [*_problems("tensor", placement.tensors, by_name, mesh)]
     boundary_layouts = []
@@ -82,7 +83,8 @@ def given_by(placement: Placement | None, simplified: Simplified) -> Given:
         ("output", placement.outputs, _output_names(graph.output_paths), graph.outputs),
     ):
         problems += _problems(role, where, dict(zip(paths, tensors, strict=True)), mesh)
-        boundary_layouts.append({i: where[path] for i, path in enumerate(paths) if path in where})
+        rows = [(i, path) for i, path in enumerate(paths) if path in where]
+        boundary_layouts.append({i: where[path].drop(unsplit) for i, path in rows})
     constant = constants(graph)
     problems += [
         f"tensor `{name}` is a constant, which every reader computes for itself: leave it out"
@@ -99,11 +101,8 @@ def given_by(placement: Placement | None, simplified: Simplified) -> Given:
         raise ValueError("\n  ".join([_UNFIT, *problems]))
     return Given(
         {by_name[name]: name for name in placement.tensors},
-        {by_name[name]: where for name, where in placement.tensors.items()},
-        {
-            by_name[name]: frozenset(axis for axis in axes if mesh.sizes[axis] > 1)
-            for name, axes in placement.partial.items()
-        },
+        {by_name[name]: where.drop(unsplit) for name, where in placement.tensors.items()},
+        {by_name[name]: axes.difference(unsplit) for name, axes in placement.partial.items()},
         *boundary_layouts,
     )
 

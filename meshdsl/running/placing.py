@@ -43,8 +43,9 @@ def place(tree: Any, mesh: MeshLike, layout: LayoutLike = "") -> Any:
     dims = {dim.name for _, array in keyed for dim in array.dims}
     rules = Layout(tuple(rule for rule in rules.rules if rule.dim in dims))
     placed = []
+    unsplit = [axis for axis, size in mesh.axes if size == 1]
     for keys, array in keyed:
-        where = rules.assign(array.dims, path_of(keys), mesh)
+        where = rules.assign(array.dims, path_of(keys), mesh).drop(unsplit)
         stored = backend.Storage.of(array.dims, where, mesh, devices)
         placed.append(NamedArray(stored.put(array), array.dims, stored.cuts))
     return jax.tree.unflatten(structure, placed)
