@@ -183,6 +183,28 @@ def test_the_gradient_of_sums_of_exponentials_is_that_of_jax():
 
 
 @pytest.mark.parametrize(
+    "function",
+    [
+        jax.nn.relu,
+        jax.nn.relu6,
+        jax.vmap(jax.nn.relu),
+        jax.checkpoint(jax.nn.relu),
+        lambda x: jnp.maximum(x, 0),  # the largest share the gradient, as in JAX
+    ],
+)
+def test_slopes_at_the_corners_are_those_of_jax(function):
+    """Where a residual branch begins with weights of zero, all of it is at the corner of `relu`."""
+    x = np.array([[0.0, -1.0, 6.0, 2.0], [0.0, 7.0, 5.0, -0.0]], np.float32)
+
+    def loss(x):
+        return jnp.sum(function(x) * np.arange(1.0, 9, dtype=np.float32).reshape(2, 4))
+
+    program = md.from_jax(loss)
+    found = md.jit(md.grad(program), mesh="a:2", layout="x_1:a", backend="numpy")(*program.named(x))
+    np.testing.assert_array_equal(np.asarray(found), jax.grad(loss)(x))
+
+
+@pytest.mark.parametrize(
     ("function", "reason"),
     [
         (jnp.bitwise_and.reduce, "`reduce_and`: of the bits of integers"),

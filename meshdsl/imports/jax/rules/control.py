@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
+
+import jax.extend.core as jex
 
 import meshdsl.ops as ops
 from meshdsl.imports.jax import conversion, inference
@@ -26,10 +30,31 @@ def _called(site: conversion.Site, operands: list[Array]) -> list[Array]:
     return site.run(0, operands)
 
 
+# What they compute, in steps. Their slopes at 0 and 6 are 0 by their own rules.
+_ACTIVATIONS: dict[tuple[tuple[str, complex], ...], Callable[[Tensor], Tensor]] = {
+    (("max", 0.0),): ops.relu,
+    (("max", 0.0), ("min", 6.0)): ops.relu6,
+}
+
+
 def _custom_jvp(site: conversion.Site, operands: list[Array]) -> list[Array]:
-    if site.params.get("name") == "relu":  # whose slope at 0 is 0, as that of `ops.relu`
-        return [replace(operands[0], tensor=ops.relu(operands[0].tensor), number=None)]
+    (body,) = inference.bodies(site.params)
+    activation = _ACTIVATIONS.get(tuple(_steps(body))) if len(operands) == 1 else None
+    if activation is not None:
+        return [replace(operands[0], tensor=activation(operands[0].tensor), number=None)]
     return site.run(0, operands)
+
+
+def _steps(body: Any) -> Iterator[tuple[str, complex]]:
+    """Yields the primitives of a body, in calls too, with the number beside the operand of each."""
+    jaxpr = body.jaxpr if isinstance(body, jex.ClosedJaxpr) else body
+    for equation in jaxpr.eqns:
+        inner = inference.bodies(equation.params)
+        if inner:
+            yield from (step for each in inner for step in _steps(each))
+            continue
+        numbers = [x.val for x in equation.invars if isinstance(x, jex.Literal)]
+        yield equation.primitive.name, complex(numbers[0]) if len(numbers) == 1 else math.nan
 
 
 def _custom_vjp(site: conversion.Site, operands: list[Array]) -> list[Array]:
