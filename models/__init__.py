@@ -2,7 +2,7 @@
 
 from meshdsl.models.configs import TransformerConfig
 from meshdsl.models.lora import with_lora
-from meshdsl.models.model import Model
+from meshdsl.models.model import Cache, Decoding, Model
 from meshdsl.models.registry import NAMES, load
 
-__all__ = ["NAMES", "Model", "TransformerConfig", "load", "with_lora"]
+__all__ = ["NAMES", "Cache", "Decoding", "Model", "TransformerConfig", "load", "with_lora"]

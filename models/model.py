@@ -45,6 +45,14 @@ class Cache(md.Module):
         memory: what the decoder of an encoder-decoder attends to, likewise.
         memory_pads: s32[batch]; how many of its positions are pads, at the start.
         pages: of a paged cache: whose text has which slot.
+
+    Examples:
+        >>> from meshdsl.models import Cache
+        >>> batch, slots, kv = md.dims(batch=2, memory_length=8, kv=4)
+        >>> keys = md.zeros([md.Dimension("layers", 3), batch, slots, kv])
+        >>> cache = Cache(md.named(5, []), md.named([0, 2], [batch]), {"blocks": {"keys": keys}})
+        >>> print(cache.room, cache.slots(md.Dimension("length", 1)).text_positions)
+        memory_length=8 s32[length=1, batch=2] [[5 3]]
     """
 
     start: md.Tensor
@@ -96,6 +104,33 @@ class Decoding:
 
     Raises:
         ValueError: there is neither `empty` nor `encode`, or there are both.
+
+    Examples:
+        A model that has read nothing but the last token: the one after it follows. A model with
+        attention is in `examples/language_model.py`.
+
+        >>> from types import SimpleNamespace
+        >>> from meshdsl.generation import Sampling, Writer
+        >>> from meshdsl.models import Cache, Decoding, Model
+        >>> vocab, zero = md.Dimension("vocab", 10), md.zeros([], "int32")
+        >>> def empty(pads, positions):
+        ...     slots = [md.Dimension("layers", 1), *pads.dims, md.Dimension("memory_length", 1)]
+        ...     return Cache(zero, pads, {"blocks": {"keys": md.zeros(slots)}})
+        >>> def step(params, tokens, cache):
+        ...     length = tokens.dims.get("length")
+        ...     following = md.index(tokens, "length", length.size - 1) + params["by"]
+        ...     return md.one_hot(following, vocab), cache.after(cache.slots(length), cache.layers)
+        >>> model = Model(
+        ...     "counting",
+        ...     init=lambda key: {"by": md.full([], 1, "int32")},
+        ...     loss=None,
+        ...     config=SimpleNamespace(vocab=10),
+        ...     decoding=Decoding(step, empty),
+        ... )
+        >>> writer = Writer(model, prompt_tokens=1, new_tokens=3, sampling=Sampling(temperature=0))
+        >>> writer.load(md.jit(model.init)(md.random.key(0)))
+        >>> [int(token) for (token,) in writer.write([[4]])]
+        [5, 6, 7]
     """
 
     step: Callable[..., tuple[md.Tensor, Cache]]

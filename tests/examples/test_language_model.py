@@ -7,6 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import meshdsl as md
+from meshdsl.generation import Place, RowWriter, Sampling, Writer
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "language_model.py"
 SMALL = ["--layers=1", "--embed=32", "--length=32", "--batch_size=8", "--steps=20"]
 LAYOUT = "batch:data;heads:model;d_ff:model;params/embed:data"
@@ -26,6 +29,31 @@ def test_it_learns_the_same_on_a_mesh(monkeypatch, capsys):
     assert loss < 4.8  # a model that knows nothing has 5.55
     on_mesh = run(monkeypatch, capsys, "--mesh_shape=data:2,model:4", f"--layout={LAYOUT}")
     assert on_mesh == pytest.approx(loss, abs=0.002)
+
+
+@pytest.mark.parametrize(
+    "place", [Place(), Place("data:2,model:2", "heads:model; memory_length:data")]
+)
+def test_text_that_is_written_step_by_step_is_that_of_the_full_model(place):
+    """The window is shorter than the text, so the cache forgets."""
+    model = runpy.run_path(str(EXAMPLE))["writing"](32, 2, 8)
+    params = md.jit(model.init)(md.random.key(0))
+    full = md.jit(lambda model, tokens: md.argmax(model(tokens), "vocab"))
+    prompt = [*b"def "]
+    wanted = list(prompt)
+    for _ in range(12):
+        tokens = md.named(np.int32([wanted + [0] * (16 - len(wanted))]), ["batch", "length"])
+        wanted.append(int(np.asarray(full(params, tokens))[0, len(wanted) - 1]))
+    greedy = Sampling(temperature=0)
+    writer = Writer(model, prompt_tokens=4, new_tokens=12, sampling=greedy, place=place)
+    writer.load(params)
+    assert prompt + [int(token) for (token,) in writer.write([prompt])] == wanted
+    rows = RowWriter(model, context=16, rows=2, place=place, cache_tokens=32)
+    rows.load(md.jit(model.init)(md.random.key(0)))
+    *_, read = rows.read(prompt, greedy)
+    rows.join(read, row=1)
+    text = [*prompt, read.first, *(int(np.asarray(rows.step())[1, 0]) for _ in range(11))]
+    assert text == wanted
 
 
 def test_targets_are_the_bytes_that_follow_and_nothing_is_held_out_twice():
