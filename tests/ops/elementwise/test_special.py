@@ -32,6 +32,25 @@ def test_unary_functions_and_two_derivatives(name):
     assert_agree(getattr(md, name), reference, x, order=2)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_lgamma_is_accurate_beside_its_zeros(dtype):
+    unit = np.finfo(dtype).eps
+    steps = 2.0 ** np.arange(-40 if dtype == "float64" else -20, -1)
+    beside = [zero + sign * steps for zero in (1, 2) for sign in (1, -1)]
+    points = np.concatenate([[1, 2], *beside, np.linspace(0.5, 3.5, 999)[1:-1]]).astype(dtype)
+    expected = scipy_special.gammaln(points.astype(np.float64))
+    first, second = -np.euler_gamma * (points - 1), (1 - np.euler_gamma) * (points - 2)
+    slopes = np.where(points < 1.5, first, second)
+    is_linear = np.abs(slopes) < 1e-5
+    for backend in ("numpy", "jax", "tf"):
+        found = np.asarray(run(md.lgamma, md.named(points, ["n"]), backend=backend))
+        assert list(found[:2]) == [0, 0]
+        error = np.abs(found.astype(np.float64) - expected)
+        # SciPy's own float64 has an error of about 1e-16 beside zeros.
+        assert (error <= 6 * unit * np.abs(expected) + 4e-16).all(), backend
+        np.testing.assert_allclose(found[is_linear], slopes[is_linear], rtol=1e-4, atol=4e-16)
+
+
 @pytest.mark.parametrize("name", ["xlogy", "xlog1py"])
 def test_products_with_a_logarithm(name):
     x, y = random([a], 0.1, 2), random([a], 0.2, 2, seed=1)

@@ -11,6 +11,7 @@ from jax import lax
 from jax.scipy import special
 
 from meshdsl.lowering.backends.common.elementwise import elementwise, functions
+from meshdsl.lowering.backends.common.special import log_gamma
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.program import Instruction
 
@@ -54,6 +55,12 @@ def _exp2(x: Any) -> Any:
     return jnp.exp2(x.astype(jnp.float32)).astype(x.dtype) if x.itemsize < 4 else jnp.exp2(x)
 
 
+def _lgamma(x: Any) -> Any:
+    wide = x.astype(jnp.float32) if x.itemsize < 4 else x
+    found = log_gamma(wide, wide.itemsize, lax.lgamma, jnp.log, jnp.where)
+    return found.astype(x.dtype)
+
+
 def _power_of_two(x: Any) -> Any:
     wide = x.astype(jnp.float32) if x.itemsize < 4 else x
     unsigned = jnp.dtype(f"uint{8 * wide.dtype.itemsize}")
@@ -75,6 +82,7 @@ _OWN: Mapping[str, Callable[..., Any]] = {
     "complex": lambda x, y: lax.complex(*jnp.broadcast_arrays(x, y)),
     "exp2": _exp2,
     "floor_divide": _by_zero_is_zero(jnp.floor_divide),
+    "lgamma": _lgamma,
     "polygamma": lambda n, x: lax.polygamma(*jnp.broadcast_arrays(n, x)),
     "power": _power,
     "power_of_two": _power_of_two,

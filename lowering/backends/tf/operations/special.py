@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import tensorflow as tf
 
+from meshdsl.lowering.backends.common.special import log_gamma
+
 
 def _number(value: float, like: tf.Tensor) -> tf.Tensor:
     return tf.constant(value, like.dtype)
@@ -55,9 +57,18 @@ def _polygamma(n: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     return tf.where(n == 0, tf.math.digamma(x), value)
 
 
+def _lgamma(x: tf.Tensor) -> tf.Tensor:
+    # On TPUs it is XLA's; see `log_gamma`.
+    def where(condition: tf.Tensor, one: tf.Tensor, other: tf.Tensor | float) -> tf.Tensor:
+        return tf.where(condition, one, tf.cast(other, one.dtype))
+
+    return log_gamma(x, x.dtype.size, tf.math.lgamma, tf.math.log, where)
+
+
 FUNCTIONS: Mapping[str, Callable[..., tf.Tensor]] = {
     "erf": _erf,
     "erf_inv": _erf_inv,
+    "lgamma": _lgamma,
     "polygamma": _polygamma,
     "xlog1py": _times(tf.math.log1p),
     "xlogy": _times(tf.math.log),
