@@ -328,7 +328,8 @@ HELP: Mapping[str, Help] = {
         examples={
             "Write a run's parameters in bfloat16:": "--workdir=runs/long --out=weights "
             "--dtype=bfloat16",
-            "Write a folder that transformers loads:": "--workdir=runs/long --out=mine --format=hf",
+            "Write a folder that transformers loads, of a model that came from one:": "--workdir="
+            "runs/tuned --out=tuned --format=hf",
         },
     ),
     "runs": Help(

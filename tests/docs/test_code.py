@@ -112,8 +112,9 @@ def test_the_model_for_the_command_line_has_a_loss():
 
 def test_the_listing_of_names_is_what_the_command_prints(tmp_path, monkeypatch, capsys):
     page = GUIDES / "from-jax.md"
-    first, *_, last = (block.text for block in blocks(page, "python"))
-    (tmp_path / "my_model.py").write_text(f"{first}\n{last}")
+    first, *others = (block.text for block in blocks(page, "python"))
+    (example,) = (text for text in others if "def example()" in text)
+    (tmp_path / "my_model.py").write_text(f"{first}\n{example}")
     monkeypatch.chdir(tmp_path)
     (shown,) = (b.text for b in blocks(page, "console") if "meshdsl names" in b.text)
     _, *lines, last = shown.splitlines()

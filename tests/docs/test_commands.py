@@ -1,6 +1,7 @@
 """The command lines that the README and `docs/` show: their flags exist and can be read.
 
-Those of `explain` run. Those that train run for two steps, as slow tests.
+Those of `explain` run. Those that train run for two steps, as slow tests. The others run in
+`test_shell.py`, page by page.
 """
 
 import importlib.util
