@@ -145,6 +145,13 @@ SECTIONS: dict[str, tuple[Benchmark, ...]] = {
             flags="--small --processor",
         ),
         _of(
+            "paged_time",
+            "Rows that share pages, against rows with caches of their own",
+            "Steps of eight texts of a GPT-2, and the memory of their caches, where pages have "
+            "half of the slots. These are its sizes for a CPU, in processor time.",
+            flags="--small --processor",
+        ),
+        _of(
             "choice_time",
             "Multiple choice",
             "Log probabilities of four continuations after each context: contexts that are read "
