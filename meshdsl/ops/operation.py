@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import inspect
 import numbers
@@ -18,7 +19,7 @@ from meshdsl.tensors.dtypes import short
 from meshdsl.tensors.named_array import NamedArray
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import TracedTensor
-from meshdsl.tracing.source import Source, caller
+from meshdsl.tracing.source import Source, caller, is_of_user
 from meshdsl.tracing.trace import here, is_derived, is_tracing, open_traces
 
 P = ParamSpec("P")
@@ -53,6 +54,9 @@ class OperationError(ValueError):
         self.part, self.source = (noticed.part, noticed.source) if noticed else (name, line)
         super().__init__(self._text(arguments))
 
+    def __reduce__(self) -> tuple[Any, ...]:  # copies and pickles have the text, not the tensors
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
+
     def _text(self, arguments: Iterable[Any]) -> str:
         lines = [f"{self.name}: {self.reason}"]
         leaves = jax.tree.leaves(list(arguments), is_leaf=_is_operand)
@@ -67,14 +71,18 @@ class OperationError(ValueError):
         return "\n".join(lines)
 
 
-def operation(function: Callable[P, R]) -> Callable[P, R]:
+def operation(function: Callable[P, R], of_user: bool = False) -> Callable[P, R]:
     """Marks a public operation: a ValueError inside it is raised again with what the user needs.
 
     The message names the operation, every tensor operand with the line it was made at, and the
     user's own line. It is the operation that the user called: mistakes that others notice, of which
-    it is made, are its own. A function of the user's that it calls keeps its errors. NamedArrays
-    among the operands become literals of the program; where nothing is being traced, the operation
-    runs at once.
+    it is made, are its own. A function of the user's that it calls keeps its errors, as they are.
+    NamedArrays among the operands become literals of the program; where nothing is being traced,
+    the operation runs at once.
+
+    Args:
+        of_user: the function runs code of the user's that is part of the operation, such as the
+            shape rule of `md.primitive`: its errors are the operation's.
     """
 
     name = function.__name__.lstrip("_")
@@ -90,12 +98,16 @@ def operation(function: Callable[P, R]) -> Callable[P, R]:
                 named[key] = literal(x) if isinstance(x, NamedArray) else x
             return function(*operands, **named)
         except ValueError as error:
+            if not isinstance(error, OperationError) and not of_user and is_of_user(error):
+                raise
             arguments = (*args, *kwargs.values())
             if isinstance(error, OperationError) and error.name != name:
                 with reported_as(name, arguments):
                     _need_types(function, args, kwargs)
             raise _as_mistake_of(name, error, arguments) from None
-        except (AttributeError, TypeError):
+        except (AttributeError, TypeError) as error:
+            if not of_user and is_of_user(error):
+                raise
             with reported_as(name, (*args, *kwargs.values())):
                 _need_fit(function, name, args, kwargs)
                 _need_types(function, args, kwargs)

@@ -31,6 +31,9 @@ _is_machinery: dict[str, bool] = {}
 # Operations in layers and optimizers have their lines, but errors name the caller's line too.
 _LAYERS = tuple(os.path.join(_ROOT, room) + os.sep for room in ("nn", "optim"))
 
+_OWN, _PYTHON = _ROOT + os.sep, os.path.dirname(os.__file__) + os.sep
+_INSTALLED = ("site-packages", "dist-packages")
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -122,6 +125,25 @@ def raiser(error: BaseException) -> Source:
             innermost = Source(code.co_filename, part.tb_lineno, code.co_qualname)
         part = part.tb_next
     return innermost
+
+
+def is_of_user(error: BaseException) -> bool:
+    """Whether an error came through code of the user's, below the frame that caught it.
+
+    An installed package is the user's code too, unless JAX, numpy or Python's library calls it.
+    """
+    by_library, part = False, error.__traceback__
+    while part is not None:
+        name = part.tb_frame.f_code.co_filename
+        installed = any(f"{os.sep}{folder}{os.sep}" in name for folder in _INSTALLED)
+        if name.startswith(_OWN):
+            by_library = False
+        elif is_machinery(name) or (name.startswith((_PYTHON, "<frozen")) and not installed):
+            by_library = True
+        elif not (by_library and installed):
+            return True
+        part = part.tb_next
+    return False
 
 
 def definition(function: Any) -> Source:

@@ -1,5 +1,10 @@
 """How mistakes in operations are told, and how functions compose."""
 
+import copy
+import pickle
+import traceback
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -96,8 +101,8 @@ def test_half_precision_means_do_not_overflow():
 
 def test_a_copy_of_a_named_array_is_a_copy():
     array = md.named(np.zeros(3, "f4"), [b])
-    copy = np.array(array)
-    copy[0] = 9
+    other = np.array(array)
+    other[0] = 9
     assert np.asarray(array)[0] == 0
 
 
@@ -138,3 +143,63 @@ def test_a_type_error_inside_of_an_operation_stays_one():
 
     with pytest.raises(TypeError, match="has no len"):
         broken(md.ones(md.dims(a=2, b=3)))
+
+
+class MyError(ValueError):
+    """A mistake of which only the user knows."""
+
+
+@pytest.mark.parametrize("kind", [MyError, ValueError, TypeError, AttributeError])
+def test_an_exception_of_the_users_in_a_function_of_theirs_stays_as_it_is(kind):
+    cause = KeyError("cause")
+
+    def mine(h):
+        raise kind("my own problem") from cause
+
+    def within_jax(h):
+        return md.from_jax(lambda a: mine(a) or jnp.abs(a))(h)
+
+    def mlp(x):
+        return md.nn.mlp(x, w, x, activation=mine)
+
+    def gated(x):
+        return md.nn.gated_mlp(x, w, w, x, activation=mine)
+
+    def of_jax(x):
+        return md.nn.mlp(x, w, x, activation=within_jax)
+
+    def moe(x):
+        return md.nn.moe(x, md.nn.route(x, router, choices=1), mine)
+
+    x, w = md.ones(md.dims(length=2, embed=3)), md.ones(md.dims(embed=3, d_ff=2))
+    router = md.ones(md.dims(embed=3, routed=2))
+    for call in (mlp, gated, of_jax, moe):
+        for run in (call, md.jit(call), md.grad(lambda x, call=call: md.sum(call(x)))):
+            with pytest.raises(kind) as error:
+                run(x)
+            assert type(error.value) is kind
+            assert str(error.value) == "my own problem"
+            assert error.value.__cause__ is cause
+            assert traceback.extract_tb(error.value.__traceback__)[-1].name == "mine"
+
+
+def test_an_error_of_numpys_in_a_function_of_the_users_stays_as_it_is():
+    def inverse(h):
+        return np.linalg.inv(np.zeros((2, 2)))
+
+    x, w = md.ones(md.dims(length=2, embed=3)), md.ones(md.dims(embed=3, d_ff=2))
+    with pytest.raises(np.linalg.LinAlgError, match=r"^Singular matrix$"):
+        md.jit(lambda x: md.nn.mlp(x, w, x, activation=inverse))(x)
+
+
+def test_an_error_of_an_operation_can_be_copied_and_pickled():
+    with pytest.raises(ValueError) as caught:
+        md.reciprocal(md.named(np.ones(3, "i4"), ["embed"]))
+    error = caught.value
+    error.add_note("a note")
+    for other in (copy.copy(error), copy.deepcopy(error), pickle.loads(pickle.dumps(error))):
+        assert type(other) is type(error)
+        assert str(other) == str(error)
+        assert (other.name, other.part, other.reason) == ("reciprocal", "divide", error.reason)
+        assert (other.user, other.source) == (error.user, error.source)
+        assert other.__notes__ == ["a note"]

@@ -228,7 +228,7 @@ def primitive(
 
     call.__name__ = call.__qualname__ = name
     call.__doc__ = shape.__doc__
-    return operation(call)
+    return operation(call, of_user=True)
 
 
 @operation
