@@ -204,6 +204,36 @@ def test_slopes_at_the_corners_are_those_of_jax(function):
     np.testing.assert_array_equal(np.asarray(found), jax.grad(loss)(x))
 
 
+def test_only_relu_itself_is_taken_for_relu():
+    @jax.custom_jvp
+    def other(x):
+        jnp.maximum(x, 0.0)
+        return x
+
+    @jax.custom_jvp
+    def both(x):
+        jnp.maximum(x, 0.0)
+        return jnp.minimum(x, 6.0)
+
+    @jax.custom_jvp
+    def two(x):
+        return jnp.maximum(x, 0.0), x
+
+    @jax.custom_jvp
+    def behind(x):
+        return jnp.minimum(jnp.maximum(x, 0.0) + x, 6.0)
+
+    x = np.array([-1.0, 0.0, 3.0, 7.0], np.float32)
+    for function in (other, both, two, behind):
+        function.defjvp(lambda primals, tangents: (primals[0], tangents[0]))
+        program = md.from_jax(function)
+        found = md.jit(program, backend="numpy")(*program.named(x))
+        for mine, theirs in zip(
+            jax.tree.leaves(md.unnamed(found)), jax.tree.leaves(function(x)), strict=True
+        ):
+            np.testing.assert_array_equal(mine, theirs)
+
+
 @pytest.mark.parametrize(
     ("function", "reason"),
     [

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax.extend.core as jex
 
@@ -30,8 +30,10 @@ def _called(site: conversion.Site, operands: list[Array]) -> list[Array]:
     return site.run(0, operands)
 
 
-# What they compute, in steps. Their slopes at 0 and 6 are 0 by their own rules.
-_ACTIVATIONS: dict[tuple[tuple[str, complex], ...], Callable[[Tensor], Tensor]] = {
+_Chain: TypeAlias = tuple[tuple[str, complex], ...]
+
+# What they compute, step by step. Their slopes at 0 and 6 are 0 by their own rules.
+_ACTIVATIONS: dict[_Chain, Callable[[Tensor], Tensor]] = {
     (("max", 0.0),): ops.relu,
     (("max", 0.0), ("min", 6.0)): ops.relu6,
 }
@@ -39,22 +41,36 @@ _ACTIVATIONS: dict[tuple[tuple[str, complex], ...], Callable[[Tensor], Tensor]] 
 
 def _custom_jvp(site: conversion.Site, operands: list[Array]) -> list[Array]:
     (body,) = inference.bodies(site.params)
-    activation = _ACTIVATIONS.get(tuple(_steps(body))) if len(operands) == 1 else None
+    activation = _ACTIVATIONS.get(_chain(body) or ())
     if activation is not None:
         return [replace(operands[0], tensor=activation(operands[0].tensor), number=None)]
     return site.run(0, operands)
 
 
-def _steps(body: Any) -> Iterator[tuple[str, complex]]:
-    """Yields the primitives of a body, in calls too, with the number beside the operand of each."""
+def _chain(body: Any) -> _Chain | None:
+    """Returns the primitives that lead from the operand of a body to its result, in calls too.
+
+    Each has the number beside its operand. None: the body is no such chain.
+    """
     jaxpr = body.jaxpr if isinstance(body, jex.ClosedJaxpr) else body
+    if len(jaxpr.invars) != 1 or len(jaxpr.outvars) != 1:
+        return None
+    (value,) = jaxpr.invars
+    steps: list[tuple[str, complex]] = []
     for equation in jaxpr.eqns:
-        inner = inference.bodies(equation.params)
-        if inner:
-            yield from (step for each in inner for step in _steps(each))
-            continue
         numbers = [x.val for x in equation.invars if isinstance(x, jex.Literal)]
-        yield equation.primitive.name, complex(numbers[0]) if len(numbers) == 1 else math.nan
+        read = [x for x in equation.invars if not isinstance(x, jex.Literal)]
+        if len(equation.outvars) != 1 or len(read) != 1 or read[0] is not value:
+            return None
+        (value,) = equation.outvars
+        inner = inference.bodies(equation.params)
+        if not inner:
+            steps.append((equation.primitive.name, complex(*numbers[:1] or [math.nan])))
+        elif len(inner) == 1 and (within := _chain(inner[0])) is not None:
+            steps += within
+        else:
+            return None
+    return tuple(steps) if jaxpr.outvars[0] is value else None
 
 
 def _custom_vjp(site: conversion.Site, operands: list[Array]) -> list[Array]:
