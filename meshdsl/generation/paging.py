@@ -86,10 +86,11 @@ class PageTable:
         Raises:
             ValueError: too few pages are free.
         """
+        before, numbers = self._held[row], self._numbers(read)
+        free = self.free + (len(before.pages) if before else 0)
+        if len(numbers) > free:
+            raise ValueError(f"a text of {read} tokens needs {len(numbers)} pages; {free} are free")
         self.leave(row)
-        numbers = self._numbers(read)
-        if len(numbers) > self.free:
-            raise ValueError(f"a text of {read} tokens needs {len(numbers)} pages of {self.free}")
         held = self._held[row] = _Held(read)
         table = np.full(-(-self._most // self.page), -1, np.int32)
         for number in numbers:

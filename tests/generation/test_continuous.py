@@ -161,7 +161,7 @@ def test_pages_hold_what_texts_need_and_no_more(short_pages):
         assert writer.fits(first)
         writer.join(first, row)
     assert not writer.fits(first)  # 2 pages are free: for each text that grows
-    with pytest.raises(ValueError, match="a text of 7 tokens needs 2 pages of 1"):
+    with pytest.raises(ValueError, match="a text of 7 tokens needs 2 pages; 1 are free"):
         writer.table._free.pop()
         writer.join(first, 2)
     np.asarray(writer.step())

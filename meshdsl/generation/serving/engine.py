@@ -2,17 +2,18 @@
 
 A request waits in a queue, its prompt is read chunk by chunk between the steps of other texts, and
 its text is written in a free row. Where the writer's texts share pages and these run out, the text
-that was begun last is put back at the head of the queue; it is read again, and goes on, later.
+that was submitted last is put back at the head of the queue; it is read again, and goes on, later.
 
 Guarantees:
     A text is the one that `write_texts` writes of its prompt alone, with the same sampling.
     Requests are begun in the order in which they are submitted. A text is put back only if others
-    are written that were begun before it.
+    are written that were submitted before it.
     Every request that is taken gets a last event, unless it is cancelled.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -92,6 +93,7 @@ class Request:
     read: list[TokenProbability] = field(default_factory=list, repr=False)
     _fresh: list[WrittenToken] = field(default_factory=list, repr=False)
     _begun: int = field(default=0, repr=False)  # tokens whose step has begun
+    _order: int = field(default=0, repr=False)  # in which requests were submitted
 
     def _add(self, token: int, probability: TokenProbability | None = None) -> None:
         """Adds the next token to the text, and tells the listener what is new."""
@@ -151,7 +153,7 @@ class Engine:
         self._changed = threading.Condition()
         self._closed = False
         self._rows: list[Request | None] = [None] * writer.rows
-        self._begun: dict[Request, None] = {}  # those in rows, the earliest first
+        self._submitted = itertools.count()
         self._open: dict[Request, None] = {}  # those taken from the queue that are not over
         self._reading: tuple[Request, Iterator[ReadPrompt], ReadPrompt | None] | None = None
         self._ahead: _Step | None = None
@@ -191,6 +193,8 @@ class Engine:
             waiting = [request for request in self._queue if not request.cancelled]
             if len(waiting) + len(requests) > self.waiting + self.free:
                 raise Full
+            for request in requests:
+                request._order = next(self._submitted)
             self._queue = deque([*waiting, *requests])
             self._changed.notify()
 
@@ -263,15 +267,18 @@ class Engine:
         """Frees a row, and returns the request that had it."""
         request, self._rows[row] = self._rows[row], None
         assert request is not None
-        del self._begun[request]
         self.writer.leave(row)
         return request
 
     def _put_back(self) -> None:
-        """Frees the row of the text that was begun last; it will be read again."""
-        request = self._leave(self._rows.index(next(reversed(self._begun))))
+        """Puts the text that was submitted last back; also one that is read and came later."""
+        last = max(filter(None, self._rows), key=lambda request: request._order)
+        back = [self._leave(self._rows.index(last))]
+        if self._reading is not None and self._reading[0]._order > last._order:
+            back.append(self._reading[0])
+            self._reading = None
         with self._changed:
-            self._queue.appendleft(request)
+            self._queue.extendleft(reversed(back))
 
     def _take_tokens(self, step: _Step | None) -> None:
         """Waits for the tokens of a step, and tells the listeners."""
@@ -320,7 +327,7 @@ class Engine:
         if goes_on:
             row = self._rows.index(None)
             self.writer.join(latest, row)
-            self._rows[row], self._begun[request] = request, None
+            self._rows[row] = request
         if request.scored and not request.written:
             request.read = latest.prompt_probabilities(request.prompt)
         if request.most == 0:

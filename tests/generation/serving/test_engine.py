@@ -90,7 +90,18 @@ def test_each_text_is_the_one_written_alone(engine, tokenizer, cache_tokens, mon
     put_back = []
     monkeypatch.setattr("meshdsl.generation.continuous.PAGE", 4)
     usual = Engine._put_back
-    monkeypatch.setattr(Engine, "_put_back", lambda self: (put_back.append(1), usual(self)))
+
+    def watched(engine):
+        begun = [*filter(None, engine._rows), *(engine._reading or ())[:1]]
+        usual(engine)
+        back = [*engine._queue][: len(begun) - len([*filter(None, engine._rows)])]
+        back = [request for request in back if request in begun]
+        put_back.extend(back)
+        stay = {*begun} - {*back}
+        assert stay and all(a._order < b._order for a in stay for b in back)
+        assert [r._order for r in engine._queue] == sorted(r._order for r in engine._queue)
+
+    monkeypatch.setattr(Engine, "_put_back", watched)
     rng = np.random.default_rng(0)
     running, requests = engine(cache_tokens=cache_tokens), []
     for number in range(18):
