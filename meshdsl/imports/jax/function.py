@@ -11,7 +11,7 @@ import functools
 import inspect
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,7 +34,15 @@ from meshdsl.imports.jax.listing import listing
 from meshdsl.imports.jax.naming import Naming
 from meshdsl.imports.jax.rolling import rolled
 from meshdsl.imports.jax.rules import CONVERT, INFER
-from meshdsl.imports.jax.stacking import Leaf, Stacking, layer_of, stacking_of, without_stack
+from meshdsl.imports.jax.stacking import (
+    Leaf,
+    Part,
+    Stacking,
+    are_alike,
+    layer_of,
+    stacking_of,
+    without_stack,
+)
 from meshdsl.ops.literal import as_traced
 from meshdsl.ops.random_keys import KEY
 from meshdsl.running.jit import jit
@@ -118,6 +126,44 @@ class Inferred:
     stacking: Stacking | None = None
 
 
+@dataclass
+class _Argument:
+    """An argument of a call.
+
+    Attributes:
+        leaves, paths: as they are given, and whether a path is that of a box.
+        tree: of these.
+        part: its stacks, if it has them already.
+    """
+
+    name: str
+    leaves: list[Any]
+    paths: list[tuple[str, bool]]
+    tree: Any
+    part: Part | None
+
+    @property
+    def apart(self) -> Any:
+        """The tree with each layer apart."""
+        return self.tree if self.part is None else self.part.tree
+
+    def known(self) -> list[Any]:
+        """Returns what is known of the leaves with each layer apart."""
+        own = [
+            Leaf(path, boxed, *_aval(leaf)) if _is_array(leaf) else leaf
+            for leaf, (path, boxed) in zip(self.leaves, self.paths, strict=True)
+        ]
+        if self.part is None:
+            return own
+        pairs = zip(
+            self.part.stacking.spread(own, without_stack), self.part.stacking.paths, strict=True
+        )
+        return [
+            replace(leaf, path=path, boxed=boxed) if isinstance(leaf, Leaf) else leaf
+            for leaf, (path, boxed) in pairs
+        ]
+
+
 class FromJax:
     """A function of JAX over named dims; see `from_jax`.
 
@@ -133,8 +179,7 @@ class FromJax:
         self.function = function
         self.names = names
         self.roll = roll
-        self._stackings: dict[Any, Stacking] = {}  # by the tree of arguments with stacks
-        self._parts: dict[Any, tuple[Any, Stacking]] = {}  # by the tree of one such argument
+        self._parts: dict[tuple[str, Any], Part] = {}  # by an argument's name, and tree with stacks
         self._signature = inspect.signature(function)
         self._known: dict[Any, Inferred] = {}
         self._jitted: Any = None
@@ -148,11 +193,11 @@ class FromJax:
         if not is_tracing():
             self._jitted = self._jitted or jit(self)
             return self._jitted(*args, **kwargs)
-        leaves, tree, paths = self._flatten(args, kwargs)
-        leaves = [as_traced(leaf) for leaf in leaves]
-        inferred = self._inferred(leaves, tree, paths)
-        if inferred.stacking is not None and tree not in self._stackings:
-            leaves = inferred.stacking.stacked(leaves)
+        arguments = self._arguments(args, kwargs)
+        for each in arguments:
+            each.leaves = [as_traced(leaf) for leaf in each.leaves]
+        inferred = self._inferred(arguments)
+        leaves = [leaf for own in _stacked(inferred, arguments) for leaf in own]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         conversion = Conversion(inferred.naming, CONVERT)
         with located(user_definition(self.function)):
@@ -166,43 +211,56 @@ class FromJax:
 
         `program.named(params, x)`. What has names keeps them.
         """
-        leaves, tree, paths = self._flatten(args, kwargs)
-        leaves = [_bare(leaf) for leaf in leaves]
-        inferred = self._inferred(leaves, tree, paths)
-        stacking = None if tree in self._stackings else inferred.stacking
-        if stacking is not None:
-            leaves = stacking.stacked(leaves)
+        arguments = self._arguments(args, kwargs)
+        for each in arguments:
+            each.leaves = [_bare(leaf) for leaf in each.leaves]
+        inferred = self._inferred(arguments)
         names = iter(inferred.inputs)
-        result = [_name(leaf, next(names)) if _is_array(leaf) else leaf for leaf in leaves]
         bound = self._signature.bind(*args, **kwargs)
-        bound.arguments = jax.tree.unflatten(tree, result)
-        if stacking is not None:
-            self._remember(stacking, bound.arguments)
+        parts = _parts(inferred, arguments)
+        for each, leaves, part in zip(arguments, _stacked(inferred, arguments), parts, strict=True):
+            result = [_name(leaf, next(names)) if _is_array(leaf) else leaf for leaf in leaves]
+            argument = jax.tree.unflatten(each.tree, result)
+            bound.arguments[each.name] = argument
+            if part is not None:
+                self._parts[each.name, jax.tree.structure(argument, is_leaf=_is_named)] = part
         return (*bound.args, *bound.kwargs.values())
 
-    def unrolled(self, tree: Any) -> Any:
-        """Returns an argument, or its gradient, with each layer apart: as the function takes it.
+    def unrolled(self, tree: Any, name: str | None = None) -> Any:
+        """Returns an argument with each layer apart, as the function takes it; also its gradient.
 
             params = program.unrolled(gradients)
 
         Args:
-            tree: an argument as of `named`, with stacks. Any other tree is returned as it is.
-        """
-        leaves, shape = jax.tree.flatten(tree, is_leaf=_is_named)
-        if shape not in self._parts:
-            return tree
-        whole, stacking = self._parts[shape]
-        return jax.tree.unflatten(whole, stacking.spread(leaves, layer_of))
+            tree: an argument as of `named`, with stacks, or a tree of such, as the state of an
+                optimizer is. All else in it stays.
+            name: of the argument, where those of several have this tree.
 
-    def _remember(self, stacking: Stacking, arguments: Any) -> None:
-        """Remembers the trees of arguments with stacks, and of each of them."""
-        self._stackings[_flat(arguments)[1]] = stacking
-        numbers = jax.tree.unflatten(stacking.tree, range(len(stacking.paths)))
-        for name, argument in arguments.items():
-            own, whole = jax.tree.flatten(numbers[name])
-            if own:
-                shape = jax.tree.structure(argument, is_leaf=_is_named)
-                self._parts[shape] = whole, stacking.within(own[0], own[-1] + 1)
+        Raises:
+            ValueError: the program was not called with the function's own arguments yet, so it
+                knows no stacks; or several arguments have this tree.
+        """
+        if self.roll is not None and not self._parts:
+            raise ValueError(
+                f"from_jax: {self.__name__} knows no stacks yet: call named(...) with arguments as "
+                "the function takes them, such as jax.ShapeDtypeStructs, first"
+            )
+        known: dict[Any, Part] = {}
+        for (owner, shape), part in self._parts.items():
+            if name in (None, owner) and known.setdefault(shape, part) != part:
+                raise ValueError("from_jax: several arguments have trees like this: give `name`")
+
+        def has_stacks(value: Any) -> bool:
+            return jax.tree.structure(value, is_leaf=_is_named) in known
+
+        def apart(value: Any) -> Any:
+            leaves, shape = jax.tree.flatten(value, is_leaf=_is_named)
+            if shape not in known:
+                return value
+            part = known[shape]
+            return jax.tree.unflatten(part.tree, part.stacking.spread(leaves, layer_of))
+
+        return jax.tree.map(apart, tree, is_leaf=lambda x: _is_named(x) or has_stacks(x))
 
     name_arguments = named  # what `md.jit` calls for plain arrays
 
@@ -213,36 +271,38 @@ class FromJax:
 
     def inferred(self, *args: Any, **kwargs: Any) -> Inferred:
         """Returns the names of all dims, for arguments like these."""
-        leaves, tree, paths = self._flatten(args, kwargs)
-        return self._inferred([_bare(leaf) for leaf in leaves], tree, paths)
+        arguments = self._arguments(args, kwargs)
+        for each in arguments:
+            each.leaves = [_bare(leaf) for leaf in each.leaves]
+        return self._inferred(arguments)
 
-    def _flatten(
-        self, args: Sequence[Any], kwargs: Any
-    ) -> tuple[list[Any], Any, list[tuple[str, bool]]]:
-        """Returns the leaves, their tree, and their paths with whether they are in a box."""
+    def _arguments(self, args: Sequence[Any], kwargs: Any) -> list[_Argument]:
         bound = self._signature.bind(*args, **kwargs)
-        keyed, tree = _flat(bound.arguments)
-        places = [without_box(keys) for keys, _ in keyed]
-        pairs = zip(places, keyed, strict=True)
-        paths = [(path_of(place), len(place) < len(keys)) for place, (keys, _) in pairs]
-        return [leaf for _, leaf in keyed], tree, paths
+        arguments = []
+        for name, value in bound.arguments.items():
+            keyed, tree = jax.tree_util.tree_flatten_with_path(value, is_leaf=_is_named)
+            full = [(jax.tree_util.DictKey(name), *keys) for keys, _ in keyed]
+            places = [without_box(keys) for keys in full]
+            pairs = zip(places, full, strict=True)
+            paths = [(path_of(place), len(place) < len(keys)) for place, keys in pairs]
+            leaves = [leaf for _, leaf in keyed]
+            arguments.append(_Argument(name, leaves, paths, tree, self._parts.get((name, tree))))
+        return arguments
 
-    def _inferred(
-        self, leaves: Sequence[Any], tree: Any, paths: Sequence[tuple[str, bool]]
-    ) -> Inferred:
+    def _inferred(self, arguments: Sequence[_Argument]) -> Inferred:
         """Traces and infers, once per signature."""
-        known = [
-            Leaf(path, boxed, *_aval(leaf)) if _is_array(leaf) else leaf
-            for leaf, (path, boxed) in zip(leaves, paths, strict=True)
-        ]
-        if (stacking := self._stackings.get(tree)) is not None:
-            parts = stacking.spread(known, without_stack)
-            pairs = zip(parts, stacking.paths, strict=True)
-            known = [
-                replace(leaf, path=path, boxed=boxed) if isinstance(leaf, Leaf) else leaf
-                for leaf, (path, boxed) in pairs
-            ]
-            tree = stacking.tree
+        foreign = [each.name for each in arguments if each.part is None and self._stacks_in(each)]
+        if foreign:
+            raise ValueError(
+                f"from_jax: {self.__name__} has not made the stacks over `{self.roll}` that are in "
+                f"{', '.join(foreign)}: call named(...) with arguments as the function takes them, "
+                "such as jax.ShapeDtypeStructs, first"
+            )
+        known = [leaf for each in arguments for leaf in each.known()]
+        trees = OrderedDict((each.name, each.apart) for each in arguments)
+        tree = jax.tree.structure(
+            OrderedDict((n, jax.tree.unflatten(t, [0] * t.num_leaves)) for n, t in trees.items())
+        )
         key = (tree, tuple(known))
         try:
             inferred = self._known.get(key)
@@ -251,6 +311,27 @@ class FromJax:
         if inferred is None:
             inferred = self._known[key] = self._infer(known, tree)
         return inferred
+
+    def _stacks_in(self, argument: _Argument) -> bool:
+        """Whether an argument looks like one with stacks: None stands for layers in it."""
+        arrays = filter(_is_array, argument.leaves)
+        stacks = any((_aval(leaf)[2] or ("",))[0] == self.roll for leaf in arrays)
+        return stacks and argument.tree != jax.tree.structure(
+            jax.tree.unflatten(argument.tree, [0] * argument.tree.num_leaves),
+            is_leaf=lambda x: x is None,
+        )
+
+    def _check_roll(self, words: Sequence[Words]) -> None:
+        """Checks that no other dim has the name of the layers.
+
+        Raises:
+            ValueError: one has.
+        """
+        if any(word is not None and word.name == self.roll for said in words for word in said):
+            raise ValueError(
+                f"from_jax: roll={self.roll!r}: a dim of the arguments has this name already; take "
+                "another one for the layers"
+            )
 
     def _infer(self, leaves: Sequence[Any], tree: Any) -> Inferred:
         arrays = [leaf for leaf in leaves if isinstance(leaf, Leaf)]
@@ -268,8 +349,10 @@ class FromJax:
             return result
 
         specs = [jax.ShapeDtypeStruct(leaf.sizes, leaf.dtype) for leaf in arrays]
-        closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*specs)
         source = user_definition(self.function)
+        if self.roll is not None:
+            self._check_roll([*words, *(_words(leaf.dims) for leaf in arrays)])
+        closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*specs)
         if changed:
             listed = ", ".join(changed[:4]) + f" and {len(changed) - 4} more" * (len(changed) > 4)
             warnings.warn(
@@ -285,7 +368,14 @@ class FromJax:
                 "runs a function of JAX on each device's arrays"
             )
         classes = Classes()
-        rolling = None if self.roll is None else rolled(closed)
+        rolling = None
+        if self.roll is not None:
+            rolling = rolled(
+                closed,
+                lambda numbers: are_alike(
+                    [arrays[n] for n in numbers], [words[n] for n in numbers]
+                ),
+            )
         if self.roll is not None and rolling is None:
             warnings.warn(
                 f"from_jax: roll={self.roll!r}: {self.__name__}{source.at} has no equal layers, "
@@ -295,7 +385,7 @@ class FromJax:
         stacking, shown = None, [leaf.path for leaf in arrays]
         if self.roll is not None and rolling is not None:
             closed = rolling.jaxpr
-            stacking = stacking_of(rolling.groups, leaves, tree, self.roll)
+            stacking = stacking_of(rolling.groups, leaves, self.roll)
             arrays, words, shown = stacking.arguments(leaves, words)
         short = _hints([leaf.path for leaf in arrays])
         operands = [
@@ -325,9 +415,38 @@ class FromJax:
         return Inferred(frame, naming, tuple(shown), inputs, outputs, out_tree, stacking)
 
 
-def _flat(arguments: Mapping[str, Any]) -> tuple[list[Any], Any]:
-    """Returns the leaves of arguments with their keys, and their tree."""
-    return jax.tree_util.tree_flatten_with_path(OrderedDict(arguments), is_leaf=_is_named)
+def _parts(inferred: Inferred, arguments: Sequence[_Argument]) -> list[Part | None]:
+    """Returns the stacks of each argument; None: it has them already, or has none.
+
+    Raises:
+        ValueError: an argument has other stacks.
+    """
+    parts: list[Part | None] = []
+    first = 0
+    for each in arguments:
+        end = first + each.apart.num_leaves
+        own = None
+        if inferred.stacking is not None:
+            own = inferred.stacking.within(first, end)
+        if each.part is not None and (own is None or own.groups != each.part.stacking.groups):
+            raise ValueError(
+                f"from_jax: `{each.name}` has stacks of layers that are no stacks with arguments "
+                "of these sizes: call named(...) anew"
+            )
+        stacks = own is not None and own.groups and each.part is None
+        parts.append(Part(each.tree, own) if stacks and own is not None else None)
+        first = end
+    return parts
+
+
+def _stacked(inferred: Inferred, arguments: Sequence[_Argument]) -> list[list[Any]]:
+    """Returns the leaves of each argument with stacks."""
+    pairs = zip(arguments, _parts(inferred, arguments), strict=True)
+    return [a.leaves if part is None else part.stacking.stacked(a.leaves) for a, part in pairs]
+
+
+def _words(dims: Sequence[str] | None) -> Words:
+    return tuple(map(Word, dims or ()))
 
 
 def _is_named(value: Any) -> bool:

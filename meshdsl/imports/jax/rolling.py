@@ -32,6 +32,10 @@ from meshdsl.imports.jax.inference import UNREAD, bodies
 
 _PRODUCTS = ("conv_general_dilated", "dot_general")  # what a layer has at least one of
 _CALLS = ("closed_call", "core_call", "jit", "pjit")
+# Parameters that are made anew at each call, for derivatives, which are not used.
+_OPAQUE = (*UNREAD, "bwd", "fwd_jaxpr_thunk", "out_trees")
+
+Alike = Callable[[Sequence[int]], bool]
 
 
 @dataclass
@@ -76,25 +80,32 @@ class Rolled:
     """A jaxpr with loops in place of copies.
 
     Attributes:
-        jaxpr: closed; takes a stack in place of the first input of each group, and none in place
-            of the others.
-        groups: of each loop, the inputs that are stacked, by their numbers.
-        counts: the copies of each loop.
+        jaxpr: closed; of the inputs of each group it takes one, their stack, where the first of
+            them is among the inputs.
+        groups: of each loop, the inputs that are stacked, by their numbers, in the order of copies.
     """
 
     jaxpr: Any
     groups: tuple[tuple[tuple[int, ...], ...], ...]
-    counts: tuple[int, ...]
 
 
-def rolled(closed: Any) -> Rolled | None:
-    """Returns a closed jaxpr with loops in place of equal layers; None: there are none."""
+def rolled(closed: Any, alike: Alike) -> Rolled | None:
+    """Returns a closed jaxpr with loops in place of equal layers; None: there are none.
+
+    Args:
+        alike: whether inputs, by their numbers, may be one stack.
+    """
     closed = _without_calls(closed)
     jaxpr = closed.jaxpr
-    loops = list(_loops(jaxpr))
+    inputs = {variable: number for number, variable in enumerate(jaxpr.invars)}
+
+    def fits(loop: _Loop) -> bool:
+        stacks = (stack for stack in loop.stacks if all(_variable(v) in inputs for v in stack))
+        return all(alike([inputs[v] for v in stack]) for stack in stacks)
+
+    loops = list(_loops(jaxpr, fits))
     if not loops:
         return None
-    inputs = {variable: number for number, variable in enumerate(jaxpr.invars)}
     reads = Counter(a for e in jaxpr.eqns for a in e.invars if not _is_literal(a))
     reads.update(a for a in jaxpr.outvars if not _is_literal(a))
     groups = []
@@ -104,12 +115,12 @@ def rolled(closed: Any) -> Rolled | None:
             tuple(
                 tuple(inputs[v] for v in stack)
                 for stack in loop.stacks
-                if all(not _is_literal(v) and v in inputs for v in stack)
+                if all(_variable(v) in inputs for v in stack)
                 and all(places[v] == 1 and reads[v] == _uses(loop, stack) for v in stack)
             )
         )
     stacked = {number: group for own in groups for group in own for number in group}
-    kept = [n for n in range(len(jaxpr.invars)) if n not in stacked or stacked[n][0] == n]
+    kept = [n for n in range(len(jaxpr.invars)) if n not in stacked or min(stacked[n]) == n]
     specs = []
     for number in kept:
         aval = jaxpr.invars[number].aval
@@ -121,7 +132,7 @@ def rolled(closed: Any) -> Rolled | None:
         return _evaluated(closed, loops, values, stacked)
 
     made = jax.make_jaxpr(run)(*specs)
-    return Rolled(made, tuple(groups), tuple(loop.count for loop in loops))
+    return Rolled(made, tuple(groups))
 
 
 def _is_literal(atom: Any) -> bool:
@@ -176,21 +187,23 @@ def _size(equation: Any) -> int:
 # The search.
 
 
-def _loops(jaxpr: Any) -> Iterator[_Loop]:
+def _loops(jaxpr: Any, fits: Callable[[_Loop], bool]) -> Iterator[_Loop]:
     """Yields loops that do not overlap, in order."""
     signs = _signs(jaxpr)
     found: list[_Loop] = []
     open_ = [(0, len(signs))]
     while open_:
         first, end = open_.pop()
-        loop = _best(jaxpr, signs, first, end)
+        loop = _best(jaxpr, signs, first, end, fits)
         if loop is not None:
             found.append(loop)
             open_ += [(first, loop.start), (loop.end, end)]
     yield from sorted(found, key=lambda loop: loop.start)
 
 
-def _best(jaxpr: Any, signs: np.ndarray, first: int, end: int) -> _Loop | None:
+def _best(
+    jaxpr: Any, signs: np.ndarray, first: int, end: int, fits: Callable[[_Loop], bool]
+) -> _Loop | None:
     """Returns the loop between two equations that covers most of them."""
     part = signs[first:end]
     runs = []
@@ -210,7 +223,7 @@ def _best(jaxpr: Any, signs: np.ndarray, first: int, end: int) -> _Loop | None:
             spare = int(length) - (count - 1) * period + fewer * period
             places = range(start, start + min(spare, 4 * period) + 1)
             tried = (_analysed(jaxpr, at, period, count - fewer) for at in places)
-            fit = [loop for loop in tried if loop is not None]
+            fit = [loop for loop in tried if loop is not None and fits(loop)]
             if fit:
                 return min(fit, key=lambda loop: (loop.carried, len(loop.results), loop.start))
     return None
@@ -219,27 +232,40 @@ def _best(jaxpr: Any, signs: np.ndarray, first: int, end: int) -> _Loop | None:
 def _signs(jaxpr: Any) -> np.ndarray:
     """Returns a number for each equation; those that are alike have the same one."""
     numbers: dict[Any, int] = {}
-    known: dict[int, str] = {}
+    known: dict[int, Any] = {}
     signs = [numbers.setdefault(_sign(e, known), len(numbers)) for e in jaxpr.eqns]
     return np.array(signs, np.int64)
 
 
-def _sign(equation: Any, known: dict[int, str]) -> tuple[Any, ...]:
+def _sign(equation: Any, known: dict[int, Any]) -> tuple[Any, ...]:
     def shown(value: Any) -> Any:
         if isinstance(value, tuple | list):
             return tuple(map(shown, value))
-        if isinstance(value, jex.ClosedJaxpr):
-            return shown(value.jaxpr), tuple(map(id, value.consts))
-        if isinstance(value, jex.Jaxpr):
+        if isinstance(value, jex.ClosedJaxpr | jex.Jaxpr):
             if id(value) not in known:
-                known[id(value)] = str(value)
+                known[id(value)] = str(value), tuple(_constants(value))
             return known[id(value)]
         return repr(value)
 
-    params = [(k, shown(v)) for k, v in sorted(equation.params.items()) if k not in UNREAD]
-    types = [(a.aval.shape, a.aval.dtype, _is_literal(a)) for a in equation.invars]
+    params = [(k, shown(v)) for k, v in sorted(equation.params.items()) if k not in _OPAQUE]
+    types = [(a.aval.shape, a.aval.dtype) for a in equation.invars]
     results = [(v.aval.shape, v.aval.dtype) for v in equation.outvars]
     return equation.primitive.name, tuple(params), tuple(types), tuple(results)
+
+
+def _constants(body: Any) -> Iterator[Any]:
+    """Yields what the text of a body does not show: its constants, at any depth."""
+    if isinstance(body, jex.ClosedJaxpr):
+        yield from map(id, body.consts)
+        body = body.jaxpr
+    for equation in body.eqns:
+        yield from (_bytes(atom) for atom in equation.invars if _is_literal(atom))
+        for inner in bodies(equation.params):
+            yield from _constants(inner)
+
+
+def _bytes(literal: Any) -> bytes:
+    return np.asarray(literal.val, literal.aval.dtype).tobytes()
 
 
 def _analysed(jaxpr: Any, start: int, period: int, count: int) -> _Loop | None:
@@ -293,14 +319,15 @@ def _operand(loop: _Loop, atoms: tuple[Any, ...], makers: list[Any]) -> tuple[st
         return table.index(entry)
 
     if all(map(_is_literal, atoms)):
-        values = [atom.val for atom in atoms]
-        if all(np.array_equal(values[0], value) for value in values):
+        if len(set(map(_bytes, atoms))) == 1:
             return "literal", atoms[0]
         loop.stacks.append(atoms)
         return "stacks", len(loop.stacks) - 1
-    if any(map(_is_literal, atoms)):
+    if any(map(_is_literal, atoms[1:])):
         return None
     if all(maker is None for maker in makers):
+        if _is_literal(atoms[0]):
+            return None
         if all(atom is atoms[0] for atom in atoms):
             return "consts", numbered(loop.consts, atoms[0])
         return "stacks", numbered(loop.stacks, atoms)
@@ -359,7 +386,9 @@ def _evaluated(
 ) -> list[Any]:
     """Returns the results of a jaxpr that runs loops in place of copies."""
     jaxpr = closed.jaxpr
-    groups = {tuple(jaxpr.invars[n] for n in group): inputs[group[0]] for group in stacked.values()}
+    groups = {
+        tuple(jaxpr.invars[n] for n in group): inputs[min(group)] for group in stacked.values()
+    }
     values = {jaxpr.invars[n]: value for n, value in inputs.items() if n not in stacked}
     values |= dict(zip(jaxpr.constvars, closed.consts, strict=True))
     done = 0
@@ -402,7 +431,10 @@ def _run_loop(
         after = [made[at][slot] for at, slot, _ in loop.carries]
         return after, [made[at][slot] for at, slot in loop.results]
 
-    start = [_value(values, init) for *_, init in loop.carries]
+    start = [
+        jnp.asarray(init.val, init.aval.dtype) if _is_literal(init) else values[init]
+        for *_, init in loop.carries
+    ]
     end, ys = lax.scan(body, start, [stack(atoms) for atoms in loop.stacks])
     last = jaxpr.eqns[loop.end - loop.period : loop.end]
     for (at, slot), each in zip(loop.results, ys, strict=True):

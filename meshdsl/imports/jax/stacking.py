@@ -1,8 +1,9 @@
 """Which leaves of a function's arguments are stacks, where its equal layers are one loop.
 
-The stack of a parameter takes the place of the first layer's; those of the others are None, which
-trees of JAX leave out. So arguments keep their structure: `params["layers"][0]["w"]` is
-[layers, ...], `params["layers"][1]["w"]` None.
+The stack of a parameter takes the place of the one that comes first among the leaves; the others
+are None, which trees of JAX leave out. So arguments keep their structure:
+`params["layers"][0]["w"]` is [layers, ...], `params["layers"][1]["w"]` None. A stack has leaves of
+one argument alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from meshdsl import ops
 from meshdsl.imports.jax.annotations import Word, Words
 from meshdsl.tensors.dims import Dimension, Shape
-from meshdsl.tensors.named_array import NamedArray, Spec, named
+from meshdsl.tensors.named_array import Spec, named
 from meshdsl.tensors.tensor import Tensor
 
 
@@ -42,31 +43,29 @@ class Stacking:
     """How leaves become stacks, and stacks leaves.
 
     Attributes:
-        tree: of the arguments without stacks.
-        paths: of their leaves, and whether each is in a box.
-        groups: the leaves of each stack, by their numbers.
+        paths: of the leaves without stacks, and whether each is in a box.
+        groups: the leaves of each stack, by their numbers, in the order of the layers.
         dims: the name of the first dim of each stack.
     """
 
-    tree: Any
     paths: tuple[tuple[str, bool], ...]
     groups: tuple[tuple[int, ...], ...]
     dims: tuple[str, ...]
 
     def within(self, first: int, end: int) -> Stacking:
         """Returns that of some of the leaves, whose stacks are theirs alone."""
-        inside = [n for n, group in enumerate(self.groups) if first <= group[0] < end]
+        inside = [n for n, group in enumerate(self.groups) if first <= min(group) < end]
         groups = tuple(tuple(k - first for k in self.groups[n]) for n in inside)
         dims = tuple(self.dims[n] for n in inside)
-        return Stacking(None, self.paths[first:end], groups, dims)
+        return Stacking(self.paths[first:end], groups, dims)
 
     def stacked(self, leaves: Sequence[Any]) -> list[Any]:
         """Returns leaves with stacks; None in place of what is in the stack of another leaf."""
         result = list(leaves)
         for group, name in zip(self.groups, self.dims, strict=True):
-            for number in group[1:]:
+            for number in group:
                 result[number] = None
-            result[group[0]] = _stack([leaves[n] for n in group], Dimension(name, len(group)))
+            result[min(group)] = _stack([leaves[n] for n in group], Dimension(name, len(group)))
         return result
 
     def arguments(
@@ -76,15 +75,12 @@ class Stacking:
 
         Args:
             words: of each array among the leaves.
-
-        Raises:
-            ValueError: layers of a stack have other names.
         """
         given = iter(words)
         said = [next(given) if isinstance(leaf, Leaf) else () for leaf in leaves]
         pairs = zip(self.groups, self.dims, strict=True)
-        stacks = {group[0]: (group, dim) for group, dim in pairs}
-        gone = {number for group in self.groups for number in group[1:]}
+        stacks = {min(group): (group, dim) for group, dim in pairs}
+        gone = {number for group in self.groups for number in group} - stacks.keys()
         arrays: list[Leaf] = []
         kept: list[Words] = []
         shown: list[str] = []
@@ -94,7 +90,8 @@ class Stacking:
             if number in stacks:
                 group, dim = stacks[number]
                 paths = [leaves[n].path for n in group]
-                own = _merged(paths, [said[n] for n in group])
+                own = merged([known_of(leaves[n], said[n]) for n in group])
+                assert own is not None  # else they would be no stack
                 dims = None if leaf.dims is None else (dim, *leaf.dims)
                 arrays.append(replace(leaf, sizes=(len(group), *leaf.sizes), dims=dims))
                 kept.append((Word(dim), *own))
@@ -111,23 +108,33 @@ class Stacking:
         Args:
             part: from a stack and a number to the element of it.
         """
-        first = {number: group for group in self.groups for number in group}
-        given = iter(leaves)
-        result: list[Any] = []
-        stacks: dict[int, Any] = {}
+        homes = {number: group for group in self.groups for number in group}
+        numbers = [n for n in range(len(self.paths)) if n not in homes or n == min(homes[n])]
+        given = dict(zip(numbers, leaves, strict=True))
+        result = []
         for number in range(len(self.paths)):
-            group = first.get(number)
+            group = homes.get(number)
             if group is None:
-                result.append(next(given))
-                continue
-            if number == group[0]:
-                stacks[number] = next(given)
-            result.append(part(stacks[group[0]], group.index(number)))
+                result.append(given[number])
+            else:
+                result.append(part(given[min(group)], group.index(number)))
         return result
 
 
+@dataclass(frozen=True)
+class Part:
+    """The stacks of one argument.
+
+    Attributes:
+        tree: of it without stacks.
+    """
+
+    tree: Any
+    stacking: Stacking
+
+
 def stacking_of(
-    loops: Sequence[Sequence[Sequence[int]]], leaves: Sequence[Any], tree: Any, dim: str
+    loops: Sequence[Sequence[Sequence[int]]], leaves: Sequence[Any], dim: str
 ) -> Stacking:
     """Returns the stacking of a function with loops.
 
@@ -138,11 +145,11 @@ def stacking_of(
     """
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Leaf)]
     groups, dims = [], []
-    for number, own in enumerate(loops, 1):
+    for number, own in enumerate(filter(None, loops), 1):
         groups += [tuple(places[n] for n in group) for group in own]
         dims += [dim if number == 1 else f"{dim}_{number}"] * len(own)
     known = [(leaf.path, leaf.boxed) if isinstance(leaf, Leaf) else ("", False) for leaf in leaves]
-    return Stacking(tree, tuple(known), tuple(groups), tuple(dims))
+    return Stacking(tuple(known), tuple(groups), tuple(dims))
 
 
 def without_stack(leaf: Any, number: int) -> Any:
@@ -152,21 +159,17 @@ def without_stack(leaf: Any, number: int) -> Any:
 
 
 def _stack(values: Sequence[Any], dim: Dimension) -> Any:
+    named_ones = [value for value in values if isinstance(value, Tensor)]
+    if named_ones:
+        dims = named_ones[0].shape
+        tensors = [v if isinstance(v, Tensor) else named(v, list(dims)) for v in values]
+        return ops.stack(tensors, dim)
     first = values[0]
-    if isinstance(first, NamedArray):
-        data = [np.asarray(v) if isinstance(v.data, np.ndarray) else v.data for v in values]
-        return named(_module(data).stack(data), [dim, *first.dims])
-    if isinstance(first, Tensor):
-        return ops.stack(values, dim)
     if isinstance(first, Spec):
         return Spec(Shape([dim, *first.dims]), first.dtype)
     if isinstance(first, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct((dim.size, *first.shape), first.dtype)
-    return _module(values).stack(values)
-
-
-def _module(values: Sequence[Any]) -> Any:
-    return jnp if any(isinstance(value, jax.Array) for value in values) else np
+    return (jnp if any(isinstance(v, jax.Array) for v in values) else np).stack(values)
 
 
 def layer_of(stack: Any, number: int) -> Any:
@@ -178,30 +181,36 @@ def layer_of(stack: Any, number: int) -> Any:
     return stack[number]
 
 
-def _merged(paths: Sequence[str], words: Sequence[Words]) -> Words:
-    """Returns what is said of the dims of layers that are to be one stack.
+def known_of(leaf: Leaf, words: Words) -> Words:
+    """Returns what is known of the dims of an array: by its names, else by what is said."""
+    return words if leaf.dims is None else tuple(map(Word, leaf.dims))
 
-    Raises:
-        ValueError: they have other names.
+
+def merged(words: Sequence[Words]) -> Words | None:
+    """Returns what is known of the dims of layers; None: they have other names."""
+    result: list[Word | None] = []
+    for said in zip(*words, strict=True):
+        if len({word.name for word in said if word}) > 1:
+            return None
+        result.append(next((word for word in said if word), None))
+    return tuple(result)
+
+
+def are_alike(leaves: Sequence[Leaf], words: Sequence[Words]) -> bool:
+    """Whether arrays may be one stack: of one argument, in one place of layers, and with one name.
+
+    Places are alike if one part of the path differs, as in `params/layers/0/w`.
     """
-    merged: list[Word | None] = []
-    for place, said in enumerate(zip(*words, strict=True)):
-        names = {word.name: path for word, path in zip(said, paths, strict=True) if word}
-        if len(names) > 1:
-            (one, here), (other, there) = list(names.items())[:2]
-            raise ValueError(
-                f"from_jax: dim {place} is `{one}` in {here} and `{other}` in {there}, but these "
-                "are equal layers, which `roll` makes one stack: give them one name, such as by a "
-                "pattern with *"
-            )
-        merged.append(next((word for word in said if word), None))
-    return tuple(merged)
+    parts = [leaf.path.split("/") for leaf in leaves]
+    if len({(len(each), each[0]) for each in parts}) > 1:
+        return False
+    differing = sum(len(set(column)) > 1 for column in zip(*parts, strict=True))
+    known = [known_of(leaf, said) for leaf, said in zip(leaves, words, strict=True)]
+    return differing <= 1 and merged(known) is not None
 
 
 def _joined(paths: Sequence[str]) -> str:
     """Returns the paths of layers as one: `params/layers/*/w`."""
     parts = [path.split("/") for path in paths]
-    if len({len(each) for each in parts}) > 1:
-        return paths[0]
     columns = zip(*parts, strict=True)
     return "/".join(c[0] if len(set(c)) == 1 else "*" for c in columns)

@@ -1,7 +1,5 @@
 """Equal layers as one loop: numbers, stacks and the way back, beside the function as it is."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -191,7 +189,7 @@ def test_a_parameter_that_is_read_elsewhere_too_stays_apart():
     assert params["layers"][1]["w_in"] is None
 
 
-@pytest.mark.parametrize("wrap", [jax.jit, jax.checkpoint, functools.partial(jax.jit)])
+@pytest.mark.parametrize("wrap", [jax.jit, jax.checkpoint])
 def test_calls_and_recomputed_layers_are_rolled(wrap):
     def inner(params, x):
         for layer in params["layers"]:
@@ -224,6 +222,148 @@ def test_a_loop_is_told_of_and_so_is_that_there_is_none():
         md.from_jax(lambda x: jnp.sum(x), roll="layers").named(X)
     with pytest.raises(ValueError, match="roll is the name of a dim, such as 'layers', got 'a b'"):
         md.from_jax(plain, roll="a b")
-    names = {"params/layers/0/w_in": "embed d_ff", "params/layers/1/w_in": "embed hidden"}
-    with pytest.raises(ValueError, match="dim 1 is `d_ff` in params/layers/0/w_in and `hidden` in"):
-        md.from_jax(plain, names, roll="layers").named(weights(), X)
+    with pytest.raises(ValueError, match="roll='embed': a dim of the arguments has this name"):
+        md.from_jax(plain, NAMES, roll="embed").named(weights(), X)
+
+
+@pytest.mark.parametrize("way", ["jit", "cond", "scan"])
+def test_layers_with_constants_of_their_own_in_inner_bodies_stay_apart(way):
+    rng = np.random.default_rng(3)
+    constants = [rng.standard_normal((EMBED, EMBED)).astype("float32") for _ in range(LAYERS)]
+
+    def with_constant(constant):
+        inner = jax.jit(lambda x: jnp.tanh(x @ constant))
+        if way == "jit":
+            return jax.jit(lambda x: inner(x) + x)
+        if way == "cond":
+            return lambda x: jax.lax.cond(jnp.sum(x) > 0, inner, lambda x: -inner(x), x)
+        return lambda x: jax.lax.scan(lambda x, _: (inner(x), None), x, length=2)[0]
+
+    functions = [with_constant(constant) for constant in constants]
+
+    def function(params, x):
+        for layer, own in zip(params["layers"], functions, strict=True):
+            x = own(block(layer, x))
+        return jnp.mean(x**2)
+
+    program = md.from_jax(function, NAMES, roll="layers")
+    with pytest.warns(UserWarning, match="no equal layers"):
+        found = md.jit(program, backend="numpy")(weights(), X)
+    np.testing.assert_allclose(float(found), function(weights(), X), rtol=1e-5)
+
+
+def test_layers_may_run_in_another_order_than_they_are_kept_in():
+    def backwards(params, x):
+        for layer in reversed(params["layers"]):
+            x = block(layer, x)
+        return jnp.mean(x**2)
+
+    def by_name(params, x):
+        for name in ("stem", "body", "head"):
+            x = block(params[name], x)
+        return jnp.mean(x**2)
+
+    _, (params, _) = check(backwards, weights(), X)
+    assert params["layers"][0]["bias"].dims.names == ("layers", "d_ff")
+    named = dict(zip(("stem", "body", "head"), weights(3)["layers"], strict=True))
+    names = {"params/stem/w_in": "embed d_ff", "x": "batch length embed"}
+    check(by_name, named, X, names, loops=(3,))
+
+
+def test_stacks_are_of_one_argument():
+    def function(trained, frozen, x):
+        for layer in [*frozen["layers"], *trained["layers"]]:
+            x = block(layer, x)
+        return jnp.mean(x**2)
+
+    program = md.from_jax(function, {"x": "batch length embed"}, roll="layers")
+    given = weights(2), weights(3, seed=1), X
+    arguments = program.named(*given)
+    dims = [each["layers"][0]["bias"].dims.names[0] for each in arguments[:2]]
+    assert sorted(dims) == ["layers", "layers_2"]
+    expected, slopes = jax.value_and_grad(function)(*given)
+    value, gradients = md.jit(md.value_and_grad(program), backend="numpy")(*arguments)
+    np.testing.assert_allclose(float(value), expected, rtol=1e-5)
+    own = md.unnamed(program.unrolled(gradients))["layers"]
+    for mine, theirs in zip(own, slopes["layers"], strict=True):
+        np.testing.assert_allclose(mine["w_in"], theirs["w_in"], atol=1e-5)
+    again = program.unrolled(arguments[1])["layers"]
+    np.testing.assert_array_equal(np.asarray(again[2]["bias"]), given[1]["layers"][2]["bias"])
+
+
+def test_results_of_layers_go_in_again_beside_stacks():
+    def function(params, caches, x):
+        after = []
+        for layer, cache in zip(params["layers"], caches, strict=True):
+            x = block(layer, x + cache)
+            after.append(jnp.tanh(x))
+        return x, after
+
+    program = md.from_jax(function, NAMES, roll="layers")
+    step = md.jit(program, backend="numpy")
+    caches = [np.zeros(X.shape, "float32") for _ in range(LAYERS)]
+    params, caches, _ = program.named(weights(), caches, X)
+    ours = theirs = X
+    expected = [np.zeros(X.shape, "float32") for _ in range(LAYERS)]
+    for _ in range(2):
+        ours, caches = step(params, caches, ours)
+        theirs, expected = function(weights(), expected, theirs)
+        np.testing.assert_allclose(np.asarray(ours), theirs, atol=1e-5)
+
+
+def test_stacks_of_another_program_are_told_of():
+    params, x = md.from_jax(plain, NAMES, roll="layers").named(weights(), X)
+    fresh = md.from_jax(plain, NAMES, roll="layers")
+    with pytest.raises(ValueError, match="plain has not made the stacks over `layers` that are"):
+        md.jit(fresh)(params, x)
+    with pytest.raises(ValueError, match="knows no stacks yet"):
+        fresh.unrolled(params)
+    specs = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (weights(), X))
+    fresh.named(*specs)
+    np.testing.assert_allclose(float(md.jit(fresh)(params, x)), plain(weights(), X), rtol=1e-5)
+    state = fresh.unrolled({"mu": params, "count": 3})
+    assert len(jax.tree.leaves(state)) == 3 * LAYERS + 3
+
+
+def test_layers_with_other_names_are_not_alike():
+    def function(params, x):
+        for layer in params:
+            x = jnp.tanh(jnp.tanh(x @ layer["a"]) @ layer["b"])
+        return jnp.mean(x**2)
+
+    rng = np.random.default_rng(0)
+    draw = lambda: rng.standard_normal((EMBED, EMBED)).astype("float32") / 4  # noqa: E731
+    params = [{"a": draw(), "b": draw()} for _ in range(3)]
+    names = {"x": "batch length embed", "params/*/a": "embed d_ff", "params/*/b": "d_ff embed"}
+    _, (named, _) = check(function, params, X, names, loops=(3,))
+    assert named[0]["a"].dims.names == ("layers", "embed", "d_ff")
+    check(function, params, X, {"x": "batch length embed"}, loops=(3,))
+    own = [{n: md.named(a, f"{n}_in {n}_out".split()) for n, a in p.items()} for p in params[:1]]
+    with pytest.raises(ValueError, match="contradict each other"):
+        md.from_jax(function, names, roll="layers").named([*own, *params[1:]], X)
+
+
+def test_a_sum_that_begins_with_a_number_is_carried():
+    def function(params, x):
+        total = 0.0
+        for layer in params["layers"]:
+            x = block(layer, x)
+            total += jnp.mean(x**2)
+        return total
+
+    check(function, weights(), X)
+
+
+def test_layers_with_a_derivative_of_their_own_are_rolled():
+    @jax.custom_vjp
+    def cubed(x):
+        return x**3
+
+    cubed.defvjp(lambda x: (x**3, x), lambda x, slope: (3 * x**2 * slope,))
+
+    def function(params, x):
+        for layer in params["layers"]:
+            x = block(layer, 0.1 * cubed(x))
+        return jnp.mean(x**2)
+
+    check(function, weights(), X)
