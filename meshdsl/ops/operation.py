@@ -219,6 +219,7 @@ def at_once(function: Callable[P, R]) -> Callable[P, R]:
 
 def of_trees(
     prepare: Callable[..., tuple[Any, ...]],
+    like: Callable[[Sequence[Any], Any], Sequence[Any]] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Marks a function of trees of tensors, such as an optimizer's method.
 
@@ -229,6 +230,8 @@ def of_trees(
         prepare: gets the arguments as the user passes them, all by position, checks them, and
             returns them. Its ValueError is raised again as the function's own, with the user's
             line.
+        like: gets these arguments and the result, where the function runs at once. It returns for
+            each leaf of the result the argument whose layout the leaf has, or None.
     """
 
     def mark(function: Callable[P, R]) -> Callable[P, R]:
@@ -249,7 +252,7 @@ def of_trees(
                 given = prepare(*bound.args)
             if is_tracing():
                 return traced(*given)
-            return late("run at once")(traced, given, {}, pure=False)
+            return late("run at once")(traced, given, {}, pure=False, like=like)
 
         return running
 

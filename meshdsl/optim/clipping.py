@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax
 import meshdsl.ops as ops
 from meshdsl.ops.operation import of_trees
 from meshdsl.optim.checks import is_number, need_tensors
+from meshdsl.optim.optimizer import lies_like
 from meshdsl.tensors.dtypes import accumulator
 from meshdsl.tensors.tensor import Tensor
 
@@ -43,7 +45,12 @@ def bad_norm(max_norm: Any) -> str:
     return f"must be above 0{' and finite' if max_norm == math.inf else ''}, got {max_norm}"
 
 
-@of_trees(_prepared)
+def _like(args: Sequence[Any], result: tuple[Any, Tensor]) -> list[Any]:
+    tree, *_ = args
+    return [*lies_like(tree, tree, result[0]), None]
+
+
+@of_trees(_prepared, _like)
 def clip_by_global_norm(
     tree: Any, max_norm: float, norm: Tensor | None = None
 ) -> tuple[Any, Tensor]:

@@ -1,19 +1,20 @@
 """The methods of optimizers, `init` and `update`: inside of a trace and outside of one.
 
 Outside they run at once, as one program per method. Invariant: a method gets traced tensors in
-trees that fit each other, and the step as a tensor without dims.
+trees that fit each other, and the step as a tensor without dims. Each parameter and its state keep
+the layout of that parameter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
 
 from meshdsl.ops.operation import of_trees
 from meshdsl.optim.checks import as_step, need_alike, need_tensors
-from meshdsl.optim.optimizer import Mirror
+from meshdsl.optim.optimizer import Mirror, lies_like, updated_like
 from meshdsl.tensors.module import path_of
 from meshdsl.tensors.tensor import Tensor
 
@@ -27,7 +28,10 @@ def init_method(method: C) -> C:
         need_tensors("params", params)
         return self, params
 
-    return of_trees(prepare)(method)  # type: ignore[return-value]
+    def like(args: Sequence[Any], state: Any) -> list[Any]:
+        return lies_like(args[1], None, state)
+
+    return of_trees(prepare, like)(method)  # type: ignore[return-value]
 
 
 def update_method(kind: type | None) -> Callable[[C], C]:
@@ -57,8 +61,12 @@ def update_method(kind: type | None) -> Callable[[C], C]:
             raise ValueError(f"step is the number of one step, without dims, not {step.dims}")
         return self, grads, state, params, step
 
+    def like(args: Sequence[Any], result: tuple[Any, Any]) -> list[Any]:
+        _, _, state, params, _ = args
+        return updated_like(params, state, result)
+
     def mark(method: C) -> C:
-        return of_trees(prepare)(method)  # type: ignore[return-value]
+        return of_trees(prepare, like)(method)  # type: ignore[return-value]
 
     return mark
 

@@ -98,6 +98,62 @@ def is_matrix(path: str, shape: Shape) -> bool:
     return len(shape.without(STACKED)) >= 2 and not name.endswith(("bias", "scale"))
 
 
+def lies_like(params: Any, before: Any, after: Any) -> list[Any]:
+    """Returns, for each leaf of a tree that an optimizer returns, the array that it lies like.
+
+    That is the array at its path before, if it is on a mesh; else the parameter at its path below
+    a Mirror, or at the end of its path; else None.
+
+    Args:
+        before: the tree that `after` follows on, or None.
+    """
+    own, old = _by_path(params), _by_path(before)
+    examples: list[Any] = []
+    keyed, _ = jax.tree_util.tree_flatten_with_path(after, is_leaf=_is_part)
+    for keys, part in keyed:
+        root = path_of(keys)
+        mirror = isinstance(part, Mirror)
+        for path in _by_path(part):
+            full = f"{root}/{path}".strip("/")
+            kept = old.get(full)
+            if getattr(kept, "layout", None) is not None:
+                examples.append(kept)
+            elif mirror:
+                examples.append(own.get(path.removeprefix("params").removeprefix("/")))
+            else:
+                parts = full.split("/")
+                ends = ("/".join(parts[start:]) for start in range(len(parts) + 1))
+                examples.append(next((own[end] for end in ends if end in own), None))
+    return examples
+
+
+def _by_path(tree: Any) -> dict[str, Any]:
+    keyed, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_tensor)
+    return {path_of(keys): leaf for keys, leaf in keyed}
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _is_part(value: Any) -> bool:
+    return isinstance(value, Mirror | Tensor)
+
+
+def updated_like(params: Any, state: Any, result: tuple[Any, Any]) -> list[Any]:
+    """Returns the same for new parameters and a new state."""
+    return lies_like(params, params, result[0]) + lies_like(params, state, result[1])
+
+
+def _zeros_lie_like(args: Sequence[Any], zeros: Any) -> list[Any]:
+    return lies_like(args[0], None, zeros)
+
+
+def _each_lies_like(args: Sequence[Any], result: tuple[Any, Any]) -> list[Any]:
+    _, params, _, *states = args
+    return updated_like(params, states, result)
+
+
 def _prepared_zeros(params: Any, dims: Any) -> tuple[Any, Any]:
     need_tensors("params", params)
     return params, dims
@@ -109,7 +165,7 @@ def _prepared_update(function: Any, params: Any, grads: Any, *states: Mirror) ->
     return function, params, grads, *states
 
 
-@of_trees(_prepared_zeros)
+@of_trees(_prepared_zeros, _zeros_lie_like)
 def zeros_like(
     params: Any, dims: Callable[[str, Shape], Shape | None] = lambda path, shape: shape
 ) -> Mirror:
@@ -134,7 +190,7 @@ def zeros_like(
     return Mirror(jax.tree_util.tree_map_with_path(zero, params))
 
 
-@of_trees(_prepared_update)
+@of_trees(_prepared_update, _each_lies_like)
 def update_each(
     function: Callable[..., Sequence[Any]], params: Any, grads: Any, *states: Mirror
 ) -> tuple[Any, list[Mirror]]:

@@ -8,7 +8,8 @@ numbers included.
   operands. Where two operands disagree, the later one is moved: a dim is split as in the first
   operand that splits it, and an axis that two dims want belongs to the first. Data on no mesh
   (numpy's, or on one device) is laid out like the other operands. Renamed, split and merged dims
-  keep their axes. Two meshes in one call are an error.
+  keep their axes. Two meshes in one call are an error. Functions of trees (`of_trees`) say which
+  argument a result lies like, so that each parameter keeps its own layout.
 * **What is cached.** The key of a call is the operation, its operands' dims, dtypes and shardings,
   and its other arguments. Operations that run a user's function (`md.grad(f)(x)`, `md.scan`) are
   traced at each call, since the function may read anything; equal graphs are compiled once. The
@@ -29,6 +30,7 @@ from jax.sharding import NamedSharding
 
 from meshdsl.layouts.layout import Layout, Rule
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.ops.control.body import leaves_of
 from meshdsl.ops.indexing import TAKE
 from meshdsl.ops.operation import reported_as
@@ -99,11 +101,19 @@ _programs: dict[Hashable, Runnable] = {}
 _on_devices: set[type] = set()  # types of data on devices
 
 
-def run(function: Callable, args: Sequence[Any], kwargs: Mapping[str, Any], pure: bool) -> Any:
+def run(
+    function: Callable,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    pure: bool,
+    like: Callable[[Sequence[Any], Any], Sequence[Any]] | None = None,
+) -> Any:
     """Runs a function of the language on NamedArrays.
 
     Args:
         pure: whether the result depends on nothing but the arguments.
+        like: (arguments, result) -> for each leaf of the result, the array that it lies like, or
+            None.
     """
     arrays: list[NamedArray] = []
     if not pure:
@@ -126,7 +136,7 @@ def run(function: Callable, args: Sequence[Any], kwargs: Mapping[str, Any], pure
     except (_Unkeyed, TypeError):
         key = call = None
     if call is None:
-        call = _prepare(function, args, kwargs, arrays)
+        call = _prepare(function, args, kwargs, arrays, like)
         if key is not None:
             _keep(_calls, key, call)
     return call(arrays)
@@ -185,6 +195,7 @@ def _prepare(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     arrays: Sequence[NamedArray],
+    like: Callable[[Sequence[Any], Any], Sequence[Any]] | None = None,
 ) -> Callable:
     """Traces a call and finds or compiles its program."""
     for array in arrays:
@@ -196,13 +207,16 @@ def _prepare(
         with reported_as(getattr(function, "__name__", ""), (*args, *kwargs.values())):
             outputs, tree = leaves_of(result)
         graph, _ = trace.finish(outputs)
+    results: Sequence[TensorLayout | None] = ()
+    if like is not None:
+        results = [getattr(example, "layout", None) for example in like(args, result)]
     graph = Graph(
         graph.inputs,
         graph.operations,
         graph.outputs,
         getattr(function, "__name__", ""),
         tuple(f"operand{i}" for i in range(len(graph.inputs))),
-        ("result",) * len(graph.outputs),
+        tuple(f"result{i if results else ''}" for i in range(len(graph.outputs))),
     ).prune()
     operands = list(trace.arrays)
     graph, operands = _with_numbers(graph, operands)
@@ -211,7 +225,7 @@ def _prepare(
     with reported_as(graph.name, (*args, *kwargs.values())):
         devices = _devices(places)
         _need_width(operands)
-    runnable = _program(graph, operands, places, devices)
+    runnable = _program(graph, operands, places, devices, results)
     inputs = [place.get(id(array), array) for array in operands]
     for i in range(len(trace.arrays), len(operands)):  # numbers wait where the program takes them
         inputs[i] = NamedArray(runnable.put(operands[i].data, i), Shape())
@@ -256,15 +270,16 @@ def _program(
     operands: Sequence[NamedArray],
     places: Sequence[Any],
     devices: jax.sharding.Mesh | None,
+    results: Sequence[TensorLayout | None] = (),
 ) -> Runnable:
     """Returns a program for a graph: that of an equal graph, if one is cached."""
     if any(isinstance(array.data, jax.core.Tracer) for array in operands):
         return Runnable.inline(graph)  # JAX is tracing: the program becomes part of what it traces
-    key = (fingerprint(graph), tuple(places))
+    key = (fingerprint(graph), tuple(places), tuple(results))
     runnable = _programs.get(key)
     if runnable is None:
         mesh = Mesh(tuple(devices.shape.items())) if devices is not None else Mesh()
-        layout = layout_of([array.layout for array in operands], graph, mesh)
+        layout = layout_of([array.layout for array in operands], graph, mesh, results)
         runnable = Runnable.of(graph, mesh, layout, "jax", devices)
         _keep(_programs, key, runnable)
     return runnable
@@ -316,11 +331,17 @@ def _show(mesh: jax.sharding.Mesh) -> str:
     return f"{Mesh(tuple(mesh.shape.items()))} (devices {devices})"
 
 
-def layout_of(operands: Sequence[Any], graph: Graph, mesh: Mesh) -> Layout:
+def layout_of(
+    operands: Sequence[TensorLayout | None],
+    graph: Graph,
+    mesh: Mesh,
+    results: Sequence[TensorLayout | None] = (),
+) -> Layout:
     """Returns one layout for all operands; see the module's docstring.
 
     Args:
-        operands: per input of the graph, its `TensorLayout`, or None for one without a layout.
+        operands: per input of the graph, its layout, or None for one without a layout.
+        results: per output, what it lies like, or None if the operands decide; none for all.
     """
     rules: dict[str, Rule] = {}
     claimed: set[str] = set()
@@ -339,11 +360,14 @@ def layout_of(operands: Sequence[Any], graph: Graph, mesh: Mesh) -> Layout:
     shapes = {tensor.shape for tensor in _tensors(graph)}
     layout = Layout(tuple(rule for rule in layout.rules if _acts(rule, layout, shapes)))
     scoped = []
-    for where, tensor, path in zip(operands, graph.inputs, graph.input_paths, strict=True):
-        wanted = layout.assign(tensor.shape, path)
-        for dim in tensor.shape.names if where is not None and where != wanted else ():
-            if where.axes(dim) != wanted.axes(dim):
-                scoped.append(Rule(path, dim, where.axes(dim)))
+    rows = [*zip(operands, graph.inputs, graph.input_paths, strict=True)]
+    if results:
+        rows += zip(results, graph.outputs, graph.output_paths, strict=True)
+    for where, tensor, path in rows:
+        if where is None or where.restrict(tensor.shape.names) == layout.assign(tensor.shape, path):
+            continue
+        # All dims: where one leaves an axis, no optional rule may give that axis to another dim.
+        scoped += [Rule(path, dim, where.axes(dim)) for dim in tensor.shape.names]
     return Layout((*layout.rules, *scoped)) if mesh.size > 1 else Layout()
 
 

@@ -77,6 +77,87 @@ def test_outside_of_a_trace_a_state_lies_like_its_parameters():
         assert state.mean.params["blocks"][path].layout == wanted
 
 
+def differently(params):
+    """Returns parameters that lie differently along each dim, with what each lies like."""
+    rules = "embed:data; hidden:model; w2/hidden:data; w2/embed:-; z/embed:model; z/hidden:-"
+    placed = md.place(params, "data:2,model:4", f"{rules}; odd/hidden:data; odd/odd:model")
+    lie = {name: placed[name].layout for name in placed}
+    assert len(set(lie.values())) == 4
+    return placed, lie
+
+
+def of_shapes(seed):
+    embed, hidden, odd = md.dims(embed=8, hidden=16, odd=3)
+    shapes = {"w1": [embed, hidden], "w2": [hidden, embed], "z": [embed, hidden]}
+    shapes |= {"odd": [odd, md.Dimension("hidden", 5)]}  # 5 positions over 2: with pads
+    rng = np.random.default_rng(seed)
+    drawn = {n: rng.standard_normal([d.size for d in s]) for n, s in shapes.items()}
+    return {name: md.named(drawn[name].astype("float32"), shapes[name]) for name in shapes}
+
+
+@every
+def test_parameters_that_lie_differently_along_a_dim_stay_where_they_are(name):
+    optimizer = OPTIMIZERS[name]()
+    params, grads = of_shapes(0), of_shapes(1)
+    expected = optimizer.init(params)
+    placed, lie = differently(params)
+    state = optimizer.init(placed)
+    assert_equal(trees.arrays(state), trees.arrays(expected))
+
+    def assert_in_place(params, state):
+        assert {name: params[name].layout for name in params} == lie
+        keyed, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=trees_end)
+        for keys, leaf in keyed:
+            wanted = lie.get(keys[-1].key if hasattr(keys[-1], "key") else "")
+            if wanted is not None:
+                assert leaf.layout == wanted.restrict(leaf.dims.names), keys
+
+    assert_in_place(placed, state)
+    for number, g in enumerate([grads, differently(grads)[0]]):
+        params, expected = optimizer.update(grads, expected, params, number)
+        placed, state = optimizer.update(g, state, placed, number)
+        assert_in_place(placed, state)
+    assert_equal(trees.arrays((placed, state)), trees.arrays((params, expected)))
+
+
+def trees_end(value):
+    return isinstance(value, md.Tensor)
+
+
+def test_an_update_of_parameters_that_lie_differently_sends_nothing():
+    params, _ = differently(of_shapes(0))
+    optimizer = optim.AdamW(RATE)
+    eager.clear_cache()
+    optimizer.update(params, optimizer.init(params), params, 0)
+    sent = [op for each in eager._programs.values() for op in each.program.collectives]
+    assert sent == []
+
+
+def test_states_keep_layouts_of_their_own():
+    params, _ = differently(of_shapes(0))
+    optimizer = optim.AdamW(0.1)
+    state = optimizer.init(params)
+    own = md.place(state.mean, "data:2,model:4", "embed:model; hidden:data")
+    new, after = optimizer.update(params, optim.AdamState(own, state.mean_square), params, 0)
+    for name in params:
+        assert new[name].layout == params[name].layout
+        assert after.mean.params[name].layout == own.params[name].layout
+        assert after.mean_square.params[name].layout == params[name].layout
+
+
+def test_functions_of_trees_leave_parameters_where_they_are():
+    params, lie = differently(of_shapes(0))
+    zeros = optim.zeros_like(params)
+    clipped, _ = optim.clip_by_global_norm(params, 1.0)
+    new, (moved,) = optim.update_each(lambda _, g, z, p: (p - g, z + g), params, clipped, zeros)
+    for tree in (zeros.params, clipped, new, moved.params):
+        assert {name: tree[name].layout for name in tree} == lie
+    # A tensor is a tree, too, and so is a parameter without a place.
+    w = params["w2"]
+    assert optim.zeros_like(w).params.layout == w.layout
+    assert optim.Sgd(0.1).update(w, optim.SgdState(None), w, 0)[0].layout == w.layout
+
+
 def test_an_optimizer_of_ones_own_runs_outside_of_a_trace():
     def step(path, g, velocity, p):
         velocity = 0.9 * velocity + g
