@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import meshdsl as md
 from meshdsl.ops import gelu, silu
-from meshdsl.ops.operation import operation
+from meshdsl.ops.operation import layer
 from meshdsl.tensors.dims import DimsLike
 
 
-@operation
+@layer
 def mlp(
     x: md.Tensor,
     w_in: md.Tensor,
@@ -42,7 +42,7 @@ def mlp(
     return mlp_out
 
 
-@operation
+@layer
 def gated_mlp(
     x: md.Tensor,
     w_gate: md.Tensor,

@@ -6,11 +6,14 @@ import copyreg
 import functools
 import inspect
 import numbers
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 import jax
+import numpy as np
 
 from meshdsl.late import late
 from meshdsl.ops.literal import as_traced, literal
@@ -71,7 +74,9 @@ class OperationError(ValueError):
         return "\n".join(lines)
 
 
-def operation(function: Callable[P, R], of_user: bool = False) -> Callable[P, R]:
+def operation(
+    function: Callable[P, R], of_user: bool = False, by_parts: bool = False
+) -> Callable[P, R]:
     """Marks a public operation: a ValueError inside it is raised again with what the user needs.
 
     The message names the operation, every tensor operand with the line it was made at, and the
@@ -83,13 +88,21 @@ def operation(function: Callable[P, R], of_user: bool = False) -> Callable[P, R]
     Args:
         of_user: the function runs code of the user's that is part of the operation, such as the
             shape rule of `md.primitive`: its errors are the operation's.
+        by_parts: see `layer`.
     """
 
-    name = function.__name__.lstrip("_")
+    def apart(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except (ValueError, AttributeError, TypeError) as error:
+            _tell(error, function, of_user, args, kwargs)
+            raise
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         if not open_traces or not is_tracing():
+            if by_parts and any(map(_is_of_others, (*args, *kwargs.values()))):
+                return apart(*args, **kwargs)
             return late("run at once")(checked, args, kwargs, True)
         try:  # as `reported_as` does, which is slow for thousands of operations
             operands: list[Any] = [literal(x) if isinstance(x, NamedArray) else x for x in args]
@@ -97,23 +110,51 @@ def operation(function: Callable[P, R], of_user: bool = False) -> Callable[P, R]
             for key, x in kwargs.items():
                 named[key] = literal(x) if isinstance(x, NamedArray) else x
             return function(*operands, **named)
-        except ValueError as error:
-            if not isinstance(error, OperationError) and not of_user and is_of_user(error):
-                raise
-            arguments = (*args, *kwargs.values())
-            if isinstance(error, OperationError) and error.name != name:
-                with reported_as(name, arguments):
-                    _need_types(function, args, kwargs)
-            raise _as_mistake_of(name, error, arguments) from None
-        except (AttributeError, TypeError) as error:
-            if not of_user and is_of_user(error):
-                raise
-            with reported_as(name, (*args, *kwargs.values())):
-                _need_fit(function, name, args, kwargs)
-                _need_types(function, args, kwargs)
+        except (ValueError, AttributeError, TypeError) as error:
+            _tell(error, function, of_user, args, kwargs)
             raise
 
+    _operations.add(checked)
     return checked
+
+
+def layer(function: Callable[P, R]) -> Callable[P, R]:
+    """Marks an operation, made of others, that takes a function of tensors.
+
+    Where nothing is being traced, it runs at once, as one program, if that function is an operation
+    too. A function of the user's may read values, so it gets NamedArrays: the operations of the
+    layer then run one by one.
+    """
+    return operation(function, by_parts=True)
+
+
+_operations: weakref.WeakSet[Callable] = weakref.WeakSet()
+
+
+def is_operation(value: Any) -> bool:
+    """Whether a value is a function that `operation` made: it depends on its arguments alone."""
+    return isinstance(value, FunctionType) and value in _operations
+
+
+def _is_of_others(value: Any) -> bool:
+    return callable(value) and not is_operation(value)
+
+
+def _tell(
+    error: Exception, function: Callable, of_user: bool, args: tuple, kwargs: Mapping[str, Any]
+) -> None:
+    """Raises an error as the operation's own; returns if it is to stay as it is."""
+    if not isinstance(error, OperationError) and not of_user and is_of_user(error):
+        return
+    name, arguments = function.__name__.lstrip("_"), (*args, *kwargs.values())
+    if isinstance(error, ValueError):
+        if isinstance(error, OperationError) and error.name != name:
+            with reported_as(name, arguments):
+                _need_types(function, args, kwargs)
+        raise _as_mistake_of(name, error, arguments) from None
+    with reported_as(name, arguments):
+        _need_fit(function, name, args, kwargs)
+        _need_types(function, args, kwargs)
 
 
 def _need_fit(function: Callable, name: str, args: tuple, kwargs: Mapping[str, Any]) -> None:
@@ -139,21 +180,28 @@ def _need_fit(function: Callable, name: str, args: tuple, kwargs: Mapping[str, A
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "Tensor": ("tensors", lambda x: isinstance(x, Tensor)),
     "md.Tensor": ("tensors", lambda x: isinstance(x, Tensor)),
-    "int": ("a whole number", lambda x: isinstance(x, numbers.Integral)),
-    "float": ("a number", lambda x: isinstance(x, numbers.Real)),
-    "complex": ("a number", lambda x: isinstance(x, numbers.Complex)),
+    "int": ("a whole number", lambda x: isinstance(x, numbers.Integral) or _is_scalar(x)),
+    "float": ("a number", lambda x: isinstance(x, numbers.Real) or _is_scalar(x)),
+    "complex": ("a number", lambda x: isinstance(x, numbers.Complex) or _is_scalar(x)),
     "str": ("a name", lambda x: isinstance(x, str)),
     "Dimension": ("a md.Dimension", lambda x: isinstance(x, Dimension)),
     "DimLike": ("a dim", lambda x: isinstance(x, str | Dimension)),
     "Sequence[int]": ("a list of whole numbers", lambda x: _is_list(x, numbers.Integral)),
     "Sequence[str]": ("a list of names", lambda x: _is_list(x, str)),
-    "bool": ("True or False", lambda x: isinstance(x, bool)),
+    "bool": ("True or False", lambda x: isinstance(x, bool) or _is_scalar(x)),
     "None": ("None", lambda x: x is None),
 }
 
 
+def _is_scalar(value: Any) -> bool:
+    """Whether a value is a number with a dtype, or a tensor without dims."""
+    dtype = getattr(value, "dtype", None)
+    return dtype is not None and not len(value.shape) and np.dtype(dtype).kind not in "SUO"
+
+
 def _is_list(value: Any, kind: type) -> bool:
-    items = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [None]
+    is_list = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+    items = list(value) if is_list and np.ndim(value) else [None]
     return all(isinstance(item, kind) for item in items)
 
 
@@ -174,7 +222,8 @@ def _need_types(function: Callable, args: tuple, kwargs: Mapping[str, Any]) -> N
             if not any(_KINDS[word][1](value) for word in words):
                 wanted = " or ".join(dict.fromkeys(_KINDS[word][0] for word in words))
                 fix = ""
-                if hasattr(value, "shape") or wanted == "tensors":
+                is_array = hasattr(value, "shape") and not isinstance(value, Tensor)
+                if wanted == "tensors" or ("tensors" in wanted and is_array):
                     fix = "; name the dims of an array, as in md.named(array, dims)"
                 raise ValueError(f"`{name}` takes {wanted}, not {type(value).__name__}{fix}")
 

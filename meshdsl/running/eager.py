@@ -11,10 +11,10 @@ numbers included.
   keep their axes. Two meshes in one call are an error. Functions of trees (`of_trees`) say which
   argument a result lies like, so that each parameter keeps its own layout.
 * **What is cached.** The key of a call is the operation, its operands' dims, dtypes and shardings,
-  and its other arguments. Operations that run a user's function (`md.grad(f)(x)`, `md.scan`) are
-  traced at each call, since the function may read anything; equal graphs are compiled once. The
-  numbers in `x * 0.1` and, along a replicated dim, `x["length", 3]` are operands: another number
-  needs no other program.
+  and its other arguments, of which some may be operations (`md.relu`). Operations that run a user's
+  function (`md.grad(f)(x)`, `md.scan`) are traced at each call, since the function may read
+  anything; equal graphs are compiled once. The numbers in `x * 0.1` and, along a replicated dim,
+  `x["length", 3]` are operands: another number needs no other program.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.ops.control.body import leaves_of
 from meshdsl.ops.indexing import TAKE
-from meshdsl.ops.operation import reported_as
+from meshdsl.ops.operation import is_operation, reported_as
 from meshdsl.running.callers import REFUSED
 from meshdsl.running.runnable import Runnable, arguments_of, bare
 from meshdsl.tensors.dims import Dimension, Shape
@@ -185,7 +185,7 @@ def _key(value: Any, arrays: list[NamedArray]) -> Hashable:
         return slice, _key((value.start, value.stop, value.step), arrays)
     if isinstance(value, np.generic):
         return kind, repr(value)
-    if isinstance(value, type):
+    if isinstance(value, type) or is_operation(value):
         return value
     raise _Unkeyed
 

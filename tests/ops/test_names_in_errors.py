@@ -9,6 +9,7 @@ import doctest
 import inspect
 import io
 import traceback
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 
 import meshdsl as md
 from docs.making import reference
+from meshdsl.ops.operation import operation
 from meshdsl.tracing.trace import Trace, tracing
 
 EXAMPLE = "<example>"
@@ -188,3 +190,59 @@ def test_arguments_of_other_types_are_named(call, text):
     with pytest.raises(ValueError) as error:
         call(md.named(np.ones(3, "f4"), ["embed"]))
     assert str(error.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    "eps", [md.named(np.float32(1e-6), []), np.float32(1e-6), np.float64(1e-6), 1]
+)
+def test_an_argument_that_fits_is_not_blamed_for_another(eps):
+    x, wrong = md.ones(md.dims(batch=2, embed=3)), md.ones(md.dims(wrong=5))
+    for layer in (md.nn.rms_norm, md.nn.layer_norm):
+
+        def call(x, layer=layer):
+            return layer(x, "embed", wrong, eps=eps)
+
+        for run in (call, md.jit(call)):
+            with pytest.raises(ValueError, match=r"one operand must have the dims of all") as error:
+                run(x)
+            assert "eps" not in str(error.value).split("\n")[0]
+
+
+@operation
+def of_kinds(
+    x: md.Tensor,
+    whole: int = 1,
+    real: float = 1.0,
+    flag: bool = True,
+    sizes: Sequence[int] = (1,),
+) -> md.Tensor:
+    return md.sum(x, "none_of_these")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"whole": np.int8(1)},
+        {"whole": md.named(np.int32(1), [])},
+        {"real": md.named(np.float32(1), [])},
+        {"flag": np.bool_(True)},
+        {"flag": md.named(np.bool_(True), [])},
+        {"sizes": np.array([1, 2])},
+    ],
+)
+def test_scalars_with_a_dtype_fit(given):
+    x = md.ones(md.dims(embed=3))
+    with pytest.raises(ValueError, match=r"^sum: no dim `none_of_these`"):
+        of_kinds(x, **given)
+
+
+def test_only_what_has_no_dims_is_told_to_name_them():
+    x = md.ones(md.dims(embed=3))
+    for given, text in (
+        ({"real": x}, "`real` takes a number, not NamedArray"),
+        ({"whole": np.ones(3)}, "`whole` takes a whole number, not ndarray"),
+        ({"flag": np.str_("yes")}, "`flag` takes True or False, not str_"),
+    ):
+        with pytest.raises(ValueError) as error:
+            of_kinds(x, **given)
+        assert str(error.value).split("\n")[0] == f"of_kinds: {text}"

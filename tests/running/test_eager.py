@@ -1,5 +1,7 @@
 """Operations outside of a trace: they run at once, where their operands are, as under md.jit."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -412,3 +414,55 @@ def test_one_operation_on_data_of_the_host_of_a_device_of_a_mesh_and_with_pads()
             np.testing.assert_array_equal(x * x, np.arange(5) ** 2)
             if isinstance(x.data, jax.Array):
                 assert (x * x).data.sharding.device_set == x.data.sharding.device_set
+
+
+def layers(activation):
+    x, w = random([a, b]), random([b, c], seed=1)
+    back = random([c, b], seed=2)
+    yield lambda: nn.mlp(x, w, back, over="b", hidden="c", activation=activation)
+    yield lambda: nn.gated_mlp(x, w, w, back, "b", "c", activation)
+
+
+def test_a_layer_with_an_operation_as_its_activation_is_one_cached_program(monkeypatch):
+    for layer in layers(md.relu):
+        eager.clear_cache()
+        first = layer()
+        assert calls() == (1, 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(eager, "_prepare", None)  # it is not traced again
+            assert np.array_equal(layer(), first)
+        assert np.allclose(first, md.jit(layer)(), rtol=1e-12)
+
+
+def test_operations_as_arguments_have_programs_of_their_own():
+    found = [next(layers(operation))() for operation in (md.relu, md.tanh, md.relu)]
+    assert np.array_equal(found[0], found[2])
+    assert not np.allclose(found[0], found[1])
+    assert calls() == (2, 2)
+
+
+def test_an_activation_of_the_users_gets_arrays_and_may_read_their_values(monkeypatch):
+    seen = []
+
+    def mine(h):
+        seen.append(h)
+        return h * (1 / float(md.max(h, ["a", "c"])))
+
+    for layer in layers(mine):
+        first = layer()
+        assert type(seen[-1]) is md.NamedArray
+        with monkeypatch.context() as patched:
+            patched.setattr(eager, "_prepare", None)  # its operations are cached, one by one
+            assert np.array_equal(layer(), first)
+
+
+def test_a_copy_of_an_operations_name_and_attributes_is_no_operation():
+    @functools.wraps(md.relu)
+    def mine(h):
+        return md.relu(h) * factor
+
+    factor = 1.0
+    layer = next(layers(mine))
+    first = np.asarray(layer())
+    factor = 2.0
+    assert np.allclose(layer(), 2 * first, rtol=1e-12)
