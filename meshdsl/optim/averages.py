@@ -82,7 +82,7 @@ class Ema:
         first = Mirror(jax.tree.map(copied, params))
         return EmaState(ema=first, inner=as_optimizer(self.optimizer).init(params))
 
-    @update_method(EmaState)
+    @update_method(EmaState, own=["ema"])
     def update(
         self, grads: Any, state: EmaState, params: Any, step: Tensor
     ) -> tuple[Any, EmaState]:

@@ -86,13 +86,16 @@ def is_whole(value: Any) -> bool:
 def as_step(step: Any) -> Tensor:
     """Returns the number of a step as a tensor, s32[] for a Python number.
 
-    Outside of a trace a number becomes an array, so that one program serves all steps.
+    Outside of a trace a number becomes an array, so that one program serves all steps. There it
+    may be a value that JAX traces, too.
 
     Raises:
-        ValueError: it is no whole number.
+        ValueError: it is no whole number of 32 bits, or JAX traces it, but `md.jit` does, too.
     """
     if isinstance(step, Tensor):
         return step
+    if isinstance(step, jax.core.Tracer):
+        return _of_jax(step)
     number = step.item() if getattr(step, "shape", None) == () else step  # of numpy or JAX
     if not is_whole(number):
         kind = type(step).__name__
@@ -101,9 +104,24 @@ def as_step(step: Any) -> Tensor:
             "step is the number of steps before this one, a whole number or a tensor s32[], "
             f"not {what}"
         )
+    bounds = np.iinfo("int32")
+    if not bounds.min <= number <= bounds.max:
+        raise ValueError(f"step is a number of 32 bits, at most {bounds.max}, not {number}")
     if is_tracing():
         return ops.full([], int(number), "int32")
     return NamedArray(np.array(number, "int32"), Shape())
+
+
+def _of_jax(step: Any) -> Tensor:
+    form = f"{short(np.dtype(step.dtype))}{[*step.shape]}"
+    if step.shape or not np.issubdtype(step.dtype, np.integer):
+        raise ValueError(f"step is the number of steps before this one, s32[], not {form} of JAX")
+    if is_tracing():
+        raise ValueError(
+            f"step is {form} that JAX traces outside of the function that md.jit traces: make it "
+            "an argument of that function"
+        )
+    return NamedArray(step.astype("int32"), Shape())
 
 
 def need_tensors(name: str, tree: Any) -> None:
@@ -125,12 +143,13 @@ def need_tensors(name: str, tree: Any) -> None:
         )
 
 
-def need_alike(params: Any, name: str, tree: Any, same_dims: bool) -> None:
+def need_alike(params: Any, name: str, tree: Any) -> None:
     """Raises ValueError unless a tree has the structure of the parameters, or None in its place.
+
+    Its leaves have dims of the parameters, all or some: an operation repeats them along the others.
 
     Args:
         name: of the tree, as the start of paths.
-        same_dims: whether its leaves have the dims of the parameters; else, some of them.
     """
     need_tensors(name, tree)
     ours, theirs = _leaves("params", params), _leaves(name, tree)
@@ -145,13 +164,13 @@ def need_alike(params: Any, name: str, tree: Any, same_dims: bool) -> None:
         if p is None:
             problems.append(f"there is no params{path} for {name}{path}")
             continue
-        dims, known = set(leaf.dims), set(p.dims)
-        if dims != known if same_dims else not dims <= known:
+        if not set(leaf.dims) <= set(p.dims):
             problems.append(f"{name}{path} is {_form(leaf)}, but params{path} is {_form(p)}")
     if not problems:
-        known, found = (jax.tree.structure(x, is_leaf=_is_end) for x in (params, tree))
-        if known != found:
-            problems.append(f"{name} is {found}, but params is {known}")
+        wanted: Any = jax.tree.structure(params, is_leaf=_is_end)
+        found = jax.tree.structure(tree, is_leaf=_is_end)
+        if wanted != found:
+            problems.append(f"{name} is {found}, but params is {wanted}")
     if problems:
         raise ValueError(f"{_some(sorted(problems))}; {name} is a tree like params")
 

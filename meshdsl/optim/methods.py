@@ -34,28 +34,32 @@ def init_method(method: C) -> C:
     return of_trees(prepare, like)(method)  # type: ignore[return-value]
 
 
-def update_method(kind: type | None) -> Callable[[C], C]:
+def update_method(kind: type | None, own: Sequence[str] = ()) -> Callable[[C], C]:
     """Marks an optimizer's `update`; see the module's docstring.
 
     Args:
-        kind: what its `init` returns, to know states of other optimizers; None: any state.
+        kind: what its `init` returns, to know states of other optimizers; None: any state, which
+            is not looked into.
+        own: the fields of the state that are this optimizer's own; by default, all of them. The
+            state of an optimizer inside is that one's to check.
     """
 
     def prepare(
         self: Any, grads: Any, state: Any, params: Any, step: Any
     ) -> tuple[Any, Any, Any, Any, Tensor]:
         need_tensors("params", params)
-        need_alike(params, "grads", grads, same_dims=True)
+        need_alike(params, "grads", grads)
+        parts = state if kind is not None else None
         if kind is not None and not isinstance(state, kind):
             raise ValueError(
                 f"state is {type(state).__name__}, not {kind.__name__}: give what `init` or the "
                 "`update` before returned"
             )
-        keyed, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=_is_mirror)
+        keyed, _ = jax.tree_util.tree_flatten_with_path(parts, is_leaf=_is_mirror)
         for keys, mirror in keyed:
-            if _is_mirror(mirror):
-                name = f"{path_of(keys, 'state')}/params"
-                need_alike(params, name, mirror.params, same_dims=False)
+            path = path_of(keys)
+            if _is_mirror(mirror) and (not own or path.split("/")[0] in own):
+                need_alike(params, f"state/{path}/params", mirror.params)
         step = as_step(step)
         if step.dims:
             raise ValueError(f"step is the number of one step, without dims, not {step.dims}")

@@ -66,7 +66,8 @@ class Optimizer(Protocol):
         """Returns the parameters and the state after one step.
 
         Args:
-            grads: a tree like `params`; where it has None, the parameter does not change.
+            grads: a tree like `params`; where it has None, the parameter does not change. A
+                gradient may lack dims of its parameter: it is the same along them.
             step: int32 without dims, the number of steps before this one.
         """
 
@@ -161,7 +162,7 @@ def _prepared_zeros(params: Any, dims: Any) -> tuple[Any, Any]:
 
 def _prepared_update(function: Any, params: Any, grads: Any, *states: Mirror) -> tuple[Any, ...]:
     need_tensors("params", params)
-    need_alike(params, "grads", grads, same_dims=True)
+    need_alike(params, "grads", grads)
     return function, params, grads, *states
 
 

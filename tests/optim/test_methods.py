@@ -277,3 +277,84 @@ def test_trees_and_schedules_name_themselves():
     )
     assert refusal(lambda: optim.schedules.linear(0.0, 1.0, 4)("3")).endswith("s32[], not str")
     assert refusal(lambda: RATE(2.5)).startswith("schedules.warmup_cosine: step is ")
+
+
+class Recent:
+    """An optimizer of a user, whose state has a dim that no parameter has."""
+
+    learning_rate = 0.1
+
+    def init(self, params):
+        return optim.zeros_like(params, lambda _, dims: md.Shape((*dims, *md.dims(history=2))))
+
+    def update(self, grads, state, params, step):
+        def one(path, g, h, p):
+            return p - 0.1 * md.sum(h + g, "history"), h + g
+
+        params, (state,) = optim.update_each(one, params, grads, state)
+        return params, state
+
+
+def test_averages_leave_the_state_inside_to_its_optimizer():
+    x, g = md.named([1.0, 2.0], ["embed"]), md.named([1.0, 0.0], ["embed"])
+    optimizer = optim.Ema(Recent(), decay=0.9)
+    state = optimizer.init({"w": x})
+    for update in (optimizer.update, md.jit(optimizer.update)):
+        after, own = update({"w": g}, state, {"w": x}, 0)
+        np.testing.assert_allclose(np.asarray(after["w"]), [0.8, 2.0], rtol=1e-6)
+        np.testing.assert_allclose(np.asarray(own.inner.params["w"]), [[1, 1], [0, 0]])
+    # Its own averages are checked, and so is the state inside, by an optimizer of ours.
+    params = {"w": x}
+    other = optim.EmaState(optim.Mirror({"v": x}), state.inner)
+    assert refusal(lambda: optimizer.update({"w": g}, other, params, 0)).startswith(
+        "Ema.update: state/ema/params/w is missing; "
+    )
+    ours = optim.Ema(optim.AdamW(0.1))
+    wrong = optim.EmaState(ours.init(params).ema, optim.AdamW(0.1).init({"v": x}))
+    assert "state/mean/params/w is missing" in refusal(
+        lambda: ours.update({"w": g}, wrong, params, 0)
+    )
+
+
+@pytest.mark.parametrize("name", ["Sgd", "Sgd, momentum", "AdamW", "Lion", "Ema"])
+def test_gradients_may_lack_dims_of_their_parameters(name):
+    optimizer = OPTIMIZERS[name]()
+    layers, embed = md.dims(layers=3, embed=4)
+    x = md.named(np.arange(12, dtype="float32").reshape(3, 4), [layers, embed])
+    ones = md.ones([layers, embed])
+    for small in (md.named(np.float32(0.5), []), md.named(np.arange(4, dtype="float32"), [embed])):
+        state = optimizer.init({"w": x})
+        full = optimizer.update({"w": ones * small}, state, {"w": x}, 1)
+        for update in (optimizer.update, md.jit(optimizer.update)):
+            assert_equal(update({"w": small}, state, {"w": x}, 1), full)
+    wide = md.ones([layers, embed, md.Dimension("other", 2)])
+    assert "grads/w is f32[layers=3, embed=4, other=2], but" in refusal(
+        lambda: optimizer.update({"w": wide}, optimizer.init({"w": x}), {"w": x}, 1)
+    )
+
+
+def test_a_step_that_jax_traces_is_one_without_dims():
+    g, p = md.named([1.0, -1.0], ["embed"]), md.named([2.0, 3.0], ["embed"])
+    sgd, empty = optim.Sgd(RATE), optim.SgdState(None)
+    expected = np.asarray(sgd.update(g, empty, p, 3)[0])
+
+    @jax.jit
+    def update(step):
+        return sgd.update(g, empty, p, step)[0].data
+
+    np.testing.assert_allclose(update(3), expected, rtol=1e-6)
+    assert float(jax.jit(lambda step: RATE(step).data)(3)) == pytest.approx(float(RATE(3)))
+    assert "s32[], not f64[] of JAX" in refusal(lambda: update(3.0))
+    assert "s32[], not s32[2] of JAX" in refusal(lambda: update(np.zeros(2, "int32")))
+    inside = jax.jit(lambda step: md.jit(lambda p: sgd.update(g, empty, p, step)[0])(p).data)
+    with pytest.raises(ValueError, match="make it an argument of that function"):
+        inside(3)
+
+
+@pytest.mark.parametrize("step", [2**31, -(2**31) - 1, np.int64(2**31)])
+def test_steps_are_of_32_bits(step):
+    g = md.named([1.0, -1.0], ["embed"])
+    assert refusal(lambda: optim.Sgd(RATE).update(g, optim.SgdState(None), g, step)) == (
+        f"Sgd.update: step is a number of 32 bits, at most 2147483647, not {step}"
+    )
+    assert "at most 2147483647" in refusal(lambda: RATE(step))
