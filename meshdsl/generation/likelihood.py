@@ -113,7 +113,7 @@ class LikelihoodScorer:
         self._chunk = chunk or _CHUNK
         self._widest = -(-length // self._chunk) * self._chunk
         self.like: Any = spec_of(model.init)
-        self._prepare = self._place.compiled(self._prepared, [self.like], "params")
+        self._prepare = self._place.program(self._prepared, [self.like], "params")
         self._params_like = result_spec(self._prepared, self.like)["params"]
         self._programs: dict[tuple[str, Widths], Compiled] = {}
         first = self._narrowest  # the layout is checked before parameters are read

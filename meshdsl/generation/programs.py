@@ -77,14 +77,14 @@ class Place:
     backend: str = "jax"
     options: Options | None = None
 
-    def compiled(
+    def program(
         self,
         function: Callable,
         arguments: Sequence[Any],
         donate: str | Sequence[str] = (),
         main: bool = False,
     ) -> Compiled:
-        """Returns a compiled function; arguments and errors as of `lowered`."""
+        """Returns a function's program, compiled; arguments and errors as of `lowered`."""
         return self.lowered(function, arguments, donate, main).compile()
 
     def lowered(
@@ -181,15 +181,15 @@ class Programs:
             for length in sorted(lengths):
                 tokens = spec(sizes.tokens(length), "int32")
                 step = (prepared, begun["state"], begun["fixed"], tokens)
-                self.steps[length] = place.compiled(self._step, step, "state", main=True)
+                self.steps[length] = place.program(self._step, step, "state", main=True)
                 warnings.simplefilter("ignore", LayoutWarning)  # the first one has warned
             self.reading: Compiled | None = None
             if reads and self._reported:
                 tokens = spec(sizes.tokens(sizes.chunk), "int32")
                 given = (prepared, begun["state"], begun["fixed"], tokens, tokens)
-                self.reading = place.compiled(self._read_step, given, "state", main=True)
-        self.prepare = place.compiled(self._prepare, [self.like], "params")
-        self.begin = place.compiled(self._begin, begin)
+                self.reading = place.program(self._read_step, given, "state", main=True)
+        self.prepare = place.program(self._prepare, [self.like], "params")
+        self.begin = place.program(self._begin, begin)
 
     def places(self) -> list[Any]:
         """Returns the shardings of the parameters that `prepare` takes, without pads."""
@@ -318,7 +318,7 @@ class BeamPrograms(Programs):
         self._beams, self._ranked = beams, min(2 * beams, model.config.vocab)
         super().__init__(model, frozenset(), sizes, place)
         rows = spec([Dimension("batch", sizes.batch)], "int32")
-        self.reorder = place.compiled(self._reorder, [self.state, rows], "state")
+        self.reorder = place.program(self._reorder, [self.state, rows], "state")
 
     def _following(
         self, scores: Tensor, read: Cache, fixed: dict[str, Tensor]

@@ -46,7 +46,7 @@ class RowPrograms(Programs):
         arguments = (self.state, self.fixed, tokens[0], one.state, one.fixed, tokens[1])
         where = spec([], "int32"), *self._where()
         # The tokens stay: the host reads those of a step after a later text has joined.
-        self.join = place.compiled(self._join, [*arguments, *where], ["state", "fixed"])
+        self.join = place.program(self._join, [*arguments, *where], ["state", "fixed"])
 
     def _where(self) -> list[Spec]:
         """Returns what `join` takes beside the row."""

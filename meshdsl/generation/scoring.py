@@ -95,7 +95,7 @@ class Scorer:
         self._precision, self._place = precision, place or Place()
         self.like: Any = spec_of(self.model.init)
         self._programs = {batch_size: self._compiled(batch_size)}
-        self._put = self._place.compiled(lambda params: {"params": params}, [self.like], "params")
+        self._put = self._place.program(lambda params: {"params": params}, [self.like], "params")
         self._params: Any = None
 
     def places(self) -> list[Any]:
@@ -152,7 +152,7 @@ class Scorer:
             value = loss_of(params, batch)
             return value[0] if isinstance(value, tuple) else value
 
-        return self._place.compiled(loss, [self.like, dict(self._specs(rows))], main=True)
+        return self._place.program(loss, [self.like, dict(self._specs(rows))], main=True)
 
 
 def _of_text(model: Model) -> Model:

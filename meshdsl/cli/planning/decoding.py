@@ -123,7 +123,7 @@ def decoding_step(job: Job, problems: Problems) -> SpmdProgram:
 class _Uncompiled(Place):
     """A place whose programs are lowered only."""
 
-    def compiled(
+    def program(
         self,
         function: Any,
         arguments: Sequence[Any],
