@@ -222,12 +222,12 @@ class RowWriter:
             raise ValueError("an encoder reads the prompt: its tokens have no probabilities")
         rows = settings([sampling], [number], reports if self.ranked else None)
         pieces: tuple[tuple[NDArray[np.int32], Any], ...] = ()
-        held = len(written) + (1 if self.programs.encodes else len(prompt))
+        positions = len(written) + (1 if self.programs.encodes else len(prompt))
         for read in in_chunks(self._one, self._params, [prompt], rows, scored, written):
             if scored:
                 pieces = (*pieces, (read["targets"], read["read"]))
             found = read.get("probabilities")
-            yield ReadPrompt(read["state"], read["fixed"], read["tokens"], held, found, pieces)
+            yield ReadPrompt(read["state"], read["fixed"], read["tokens"], positions, found, pieces)
 
     def fits(self, prompt: ReadPrompt) -> bool:
         """Whether there are pages for a text, and for one more of each text that is written."""

@@ -20,8 +20,8 @@ PAGE = 16  # slots; a text leaves half of its last page empty on average
 
 
 @dataclass
-class _Held:
-    """What a row's text has.
+class _Text:
+    """The text of a row.
 
     Attributes:
         read: how many of its positions have been read.
@@ -61,7 +61,7 @@ class PageTable:
                 f"{peak * page:,}, in pages of {page}"
             )
         self._free = list(range(pages))
-        self._held: list[_Held | None] = [None] * rows
+        self._texts: list[_Text | None] = [None] * rows
 
     @property
     def free(self) -> int:
@@ -74,7 +74,7 @@ class PageTable:
 
     def fits(self, read: int) -> bool:
         """Whether a text may join: with its next token, and a page for each text that grows."""
-        growing = sum(held is not None for held in self._held)
+        growing = sum(text is not None for text in self._texts)
         return self.needed(min(read + 1, self._most)) + growing <= self.free
 
     def join(self, row: int, read: int) -> NDArray[np.int32]:
@@ -86,27 +86,27 @@ class PageTable:
         Raises:
             ValueError: too few pages are free.
         """
-        before, numbers = self._held[row], self._numbers(read)
+        before, numbers = self._texts[row], self._numbers(read)
         free = self.free + (len(before.pages) if before else 0)
         if len(numbers) > free:
             raise ValueError(f"a text of {read} tokens needs {len(numbers)} pages; {free} are free")
         self.leave(row)
-        held = self._held[row] = _Held(read)
+        text = self._texts[row] = _Text(read)
         table = np.full(-(-self._most // self.page), -1, np.int32)
         for number in numbers:
-            table[number] = held.pages[number] = heapq.heappop(self._free)
+            table[number] = text.pages[number] = heapq.heappop(self._free)
         return table
 
     def leave(self, row: int) -> None:
         """Gives the pages of a row's text back, if there is one."""
-        held, self._held[row] = self._held[row], None
-        for page in held.pages.values() if held else ():
+        text, self._texts[row] = self._texts[row], None
+        for page in text.pages.values() if text else ():
             heapq.heappush(self._free, page)
 
     @property
     def lacking(self) -> int:
         """How many pages more than are free the next step needs."""
-        growing = sum(held is not None and self._grows(held) for held in self._held)
+        growing = sum(text is not None and self._grows(text) for text in self._texts)
         return max(0, growing - self.free)
 
     def step(self) -> NDArray[np.int32]:
@@ -119,26 +119,26 @@ class PageTable:
         """
         if self.lacking:
             raise ValueError(f"the step needs {self.lacking} more pages than are free")
-        slots = np.full(len(self._held), -1, np.int32)
-        for row, held in enumerate(self._held):
-            if held is None:
+        slots = np.full(len(self._texts), -1, np.int32)
+        for row, text in enumerate(self._texts):
+            if text is None:
                 continue
-            if held.read == self._most:
+            if text.read == self._most:
                 self.leave(row)
                 continue
-            if self._grows(held):
-                held.pages[held.read // self.page] = heapq.heappop(self._free)
-            slots[row] = held.pages[held.read // self.page] * self.page + held.read % self.page
-            held.read += 1
+            if self._grows(text):
+                text.pages[text.read // self.page] = heapq.heappop(self._free)
+            slots[row] = text.pages[text.read // self.page] * self.page + text.read % self.page
+            text.read += 1
         # The step itself may still read the pages that are given back now.
-        for held in filter(None, self._held):
-            for number in [n for n in held.pages if n < self._first(held.read)]:
-                heapq.heappush(self._free, held.pages.pop(number))
+        for text in filter(None, self._texts):
+            for number in [n for n in text.pages if n < self._first(text.read)]:
+                heapq.heappush(self._free, text.pages.pop(number))
         return slots
 
-    def _grows(self, held: _Held) -> bool:
+    def _grows(self, text: _Text) -> bool:
         """Whether the next step needs another page for a text."""
-        return held.read < self._most and held.read // self.page not in held.pages
+        return text.read < self._most and text.read // self.page not in text.pages
 
     def _numbers(self, read: int) -> range:
         """Returns the pages that a text has, by their numbers in it."""

@@ -175,8 +175,8 @@ class PagedRowPrograms(RowPrograms):
         (pages_of_text,) = pages
         slots, read = self._slots, "read"  # of the text alone; a name that no layout splits
         last, own = one.start - 1, one.room.size
-        held = last - (last - ops.arange(Dimension(read, own))) % own  # as in `nn.Slots`
-        position = held - ops.index(one.pads, "batch", 0)
+        positions = last - (last - ops.arange(Dimension(read, own))) % own  # as in `nn.Slots`
+        position = positions - ops.index(one.pads, "batch", 0)
         page = ops.take(pages_of_text, ops.maximum(position, 0) // self._page, "page")
         there = (position >= 0) & (page >= 0)
         places = ops.where(there, page * self._page + position % self._page, -1)
@@ -198,7 +198,7 @@ class PagedRowPrograms(RowPrograms):
         rows = ops.where(before.rows == row, -1, before.rows)
         after = before.replace(
             rows=ops.scatter(rows, places, row, slots, unique=True),
-            positions=ops.scatter(before.positions, places, held + by, slots, unique=True),
+            positions=ops.scatter(before.positions, places, positions + by, slots, unique=True),
         )
         return cache.replace(layers=layers, pages=after)
 

@@ -197,7 +197,7 @@ class FromJax:
         for each in arguments:
             each.leaves = [as_traced(leaf) for leaf in each.leaves]
         inferred = self._inferred(arguments)
-        leaves = [leaf for own in _stacked(inferred, arguments) for leaf in own]
+        leaves = [leaf for own in _stacked(arguments, _parts(inferred, arguments)) for leaf in own]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         conversion = Conversion(inferred.naming, CONVERT)
         with located(user_definition(self.function)):
@@ -218,7 +218,7 @@ class FromJax:
         names = iter(inferred.inputs)
         bound = self._signature.bind(*args, **kwargs)
         parts = _parts(inferred, arguments)
-        for each, leaves, part in zip(arguments, _stacked(inferred, arguments), parts, strict=True):
+        for each, leaves, part in zip(arguments, _stacked(arguments, parts), parts, strict=True):
             result = [_name(leaf, next(names)) if _is_array(leaf) else leaf for leaf in leaves]
             argument = jax.tree.unflatten(each.tree, result)
             bound.arguments[each.name] = argument
@@ -439,9 +439,9 @@ def _parts(inferred: Inferred, arguments: Sequence[_Argument]) -> list[Part | No
     return parts
 
 
-def _stacked(inferred: Inferred, arguments: Sequence[_Argument]) -> list[list[Any]]:
-    """Returns the leaves of each argument with stacks."""
-    pairs = zip(arguments, _parts(inferred, arguments), strict=True)
+def _stacked(arguments: Sequence[_Argument], parts: Sequence[Part | None]) -> list[list[Any]]:
+    """Returns the leaves of each argument with stacks, as of `_parts`."""
+    pairs = zip(arguments, parts, strict=True)
     return [a.leaves if part is None else part.stacking.stacked(a.leaves) for a, part in pairs]
 
 

@@ -165,11 +165,9 @@ def _without_calls(closed: Any) -> Any:
             _run(jaxpr.eqns[:call], values)
             equation = jaxpr.eqns[call]
             (body,) = bodies(equation.params)
-            inner = dict(zip(body.jaxpr.constvars, body.consts, strict=True))
-            read = [_value(values, atom) for atom in equation.invars]
-            inner |= dict(zip(body.jaxpr.invars, read, strict=True))
-            _run(body.jaxpr.eqns, inner)
-            results = [_value(inner, atom) for atom in body.jaxpr.outvars]
+            body = body if isinstance(body, jex.ClosedJaxpr) else jex.ClosedJaxpr(body, ())
+            operands = [_value(values, atom) for atom in equation.invars]
+            results = jex.jaxpr_as_fun(body)(*operands)
             values |= dict(zip(equation.outvars, results, strict=True))
             _run(jaxpr.eqns[call + 1 :], values)
             return [_value(values, atom) for atom in jaxpr.outvars]
@@ -190,15 +188,15 @@ def _size(equation: Any) -> int:
 def _loops(jaxpr: Any, fits: Callable[[_Loop], bool]) -> Iterator[_Loop]:
     """Yields loops that do not overlap, in order."""
     signs = _signs(jaxpr)
-    found: list[_Loop] = []
-    open_ = [(0, len(signs))]
-    while open_:
-        first, end = open_.pop()
+    loops: list[_Loop] = []
+    ranges = [(0, len(signs))]
+    while ranges:
+        first, end = ranges.pop()
         loop = _best(jaxpr, signs, first, end, fits)
         if loop is not None:
-            found.append(loop)
-            open_ += [(first, loop.start), (loop.end, end)]
-    yield from sorted(found, key=lambda loop: loop.start)
+            loops.append(loop)
+            ranges += [(first, loop.start), (loop.end, end)]
+    yield from sorted(loops, key=lambda loop: loop.start)
 
 
 def _best(
