@@ -49,6 +49,8 @@ _NEVER = 7 * 24 * 3600
 _GRACE = 8.0  # seconds in which processes may end by themselves, with reasons of their own
 _PARTING = 60.0  # seconds for which a process waits for the others at the end
 _JOINED: list[tuple[JobProcesses, Watch]] = []
+_ROW = 1024  # bytes of a text that all processes gather at once, with its size
+_SIZE = 8  # bytes of a size
 # How messages of JAX's runtime begin.
 _STATUS = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED): ")
 _CONNECTION = re.compile("connect|timed? ?out|reset by peer|broken pipe", re.IGNORECASE)
@@ -291,14 +293,22 @@ def gathered(text: str) -> list[str]:
     """Returns the texts of all processes, in their order; all of them must call this."""
     if jax.process_count() == 1:
         return [text]
+    data = text.encode()
+    rows = _rows(len(data).to_bytes(_SIZE, "big") + data[: _ROW - _SIZE], _ROW)
+    sizes = [int.from_bytes(row[:_SIZE], "big") for row in rows]
+    texts = [row[_SIZE:] for row in rows]
+    if (rest := max(sizes) - (_ROW - _SIZE)) > 0:
+        others = _rows(data[_ROW - _SIZE :], max(_ROW, 1 << (rest - 1).bit_length()))
+        texts = [text + other for text, other in zip(texts, others, strict=True)]
+    return [text[:size].decode() for text, size in zip(texts, sizes, strict=True)]
+
+
+def _rows(data: bytes, size: int) -> list[bytes]:
+    """Returns as many bytes of every process; JAX compiles a program for each size."""
     from jax.experimental import multihost_utils
 
-    data = np.frombuffer(text.encode(), np.uint8)
-    sizes = multihost_utils.process_allgather(np.array(data.size, np.int32)).reshape(-1)
-    padded = np.zeros(int(sizes.max()), np.uint8)
-    padded[: data.size] = data
-    rows = multihost_utils.process_allgather(padded).reshape(len(sizes), -1)
-    return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
+    row = np.frombuffer(data.ljust(size, b"\0"), np.uint8)
+    return [bytes(one) for one in multihost_utils.process_allgather(row).reshape(-1, size)]
 
 
 def check_devices(devices: Sequence[Any] | None = None) -> None:

@@ -6,14 +6,18 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 
 from meshdsl.training.processes.code_version import code_version
-from meshdsl.training.processes.joining import check_devices
+from meshdsl.training.processes.joining import check_devices, gathered
 from tests.lowering.backends.tf.hosts.test_cluster import free_ports
 from tests.training import classifier, own_script
 
@@ -324,3 +328,34 @@ def test_a_change_in_a_linked_folder_is_another_version(changed, tmp_path):
     assert code_version(package) == before
     (tmp_path / changed).write_text("1")
     assert code_version(package) != before
+
+
+def test_texts_of_any_length_are_gathered_by_few_programs(monkeypatch):
+    """JAX compiles one for each length of what it gathers, in every process, at every start."""
+    rows, sizes, barrier = {}, set(), threading.Barrier(3)
+
+    def process_allgather(row):
+        assert row.dtype == np.uint8
+        rows[threading.get_ident()] = row
+        barrier.wait()
+        sizes.update(one.shape for one in rows.values())
+        all_rows = np.stack([rows[thread] for thread in sorted(rows)])
+        barrier.wait()
+        return all_rows
+
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+    monkeypatch.setattr(multihost_utils, "process_allgather", process_allgather)
+    lengths = [*range(3), *range(1014, 1019), 2040, 2041, 5000]
+    sent = [["ü" * (n // 2) + "." * (n % 2), "", "x"] for n in lengths]
+    with ThreadPoolExecutor(3) as pool:
+        numbers = {}
+
+        def process(number):
+            numbers[threading.get_ident()] = number
+            barrier.wait()
+            return [gathered(texts[number]) for texts in sent]
+
+        found = [*pool.map(process, range(3))]
+    order = [numbers[thread] for thread in sorted(numbers)]
+    assert found == [[[texts[n] for n in order] for texts in sent]] * 3
+    assert sizes == {(1024,), (2048,), (4096,)}
