@@ -222,7 +222,7 @@ class RowWriter:
             raise ValueError("an encoder reads the prompt: its tokens have no probabilities")
         rows = settings([sampling], [number], reports if self.ranked else None)
         pieces: tuple[tuple[NDArray[np.int32], Any], ...] = ()
-        positions = len(written) + (1 if self.programs.encodes else len(prompt))
+        positions = self._positions(prompt, written)
         for read in in_chunks(self._one, self._params, [prompt], rows, scored, written):
             if scored:
                 pieces = (*pieces, (read["targets"], read["read"]))
@@ -232,6 +232,20 @@ class RowWriter:
     def fits(self, prompt: ReadPrompt) -> bool:
         """Whether there are pages for a text, and for one more of each text that is written."""
         return self.table is None or self.table.fits(prompt.read)
+
+    def joining(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> int:
+        """Returns how many texts, in this order, there are pages for; rows are not counted.
+
+        Args:
+            texts: the prompt of each, and what is written of it.
+        """
+        if self.table is None:
+            return len(texts)
+        return self.table.joining(self._positions(*each) for each in texts)
+
+    def _positions(self, prompt: Sequence[int], written: Sequence[int]) -> int:
+        """Returns how many positions the cache has of a text that has been read."""
+        return len(written) + (1 if self.programs.encodes else len(prompt))
 
     def join(self, prompt: ReadPrompt, row: int) -> None:
         """Has the following steps write the text after a prompt, in a row.

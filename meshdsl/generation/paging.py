@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -74,8 +75,18 @@ class PageTable:
 
     def fits(self, read: int) -> bool:
         """Whether a text may join: with its next token, and a page for each text that grows."""
-        growing = sum(text is not None for text in self._texts)
-        return self.needed(min(read + 1, self._most)) + growing <= self.free
+        return self.joining([read]) == 1
+
+    def joining(self, reads: Iterable[int]) -> int:
+        """Returns how many texts, in this order, may join one after the other; see `fits`."""
+        growing, free = sum(text is not None for text in self._texts), self.free
+        count = 0
+        for read in reads:
+            if self.needed(min(read + 1, self._most)) + growing + count > free:
+                break
+            free -= self.needed(read)
+            count += 1
+        return count
 
     def join(self, row: int, read: int) -> NDArray[np.int32]:
         """Takes pages for a text that joins in a row, in place of the one that the row has.

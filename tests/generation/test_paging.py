@@ -65,6 +65,17 @@ def test_a_text_that_finds_no_room_changes_nothing():
     assert (table.step() >= 0).all()
 
 
+def test_texts_may_join_as_long_as_those_before_them_leave_pages():
+    table = PageTable(pages=8, rows=4, most=16, page=4)
+    table.join(0, 5)  # 2 of the 8
+    reads = [6, 3, 2, 2]
+    count = table.joining(reads)
+    for row, read in enumerate(reads[:count], 1):
+        assert table.fits(read)
+        table.join(row, read)
+    assert count == 2 and not table.fits(reads[count])
+
+
 def test_a_cache_has_room_for_one_text():
     with pytest.raises(ValueError, match="no room for a text of 17: it needs 20, in pages of 4"):
         PageTable(pages=4, rows=8, most=17, page=4)

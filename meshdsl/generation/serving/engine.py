@@ -138,7 +138,7 @@ class Engine:
 
     Args:
         writer: has parameters.
-        waiting: how many requests may wait for a row.
+        waiting: how many requests may wait for a row, or for pages.
 
     Attributes:
         error: what has stopped the engine, if an error has.
@@ -191,7 +191,11 @@ class Engine:
             if self._closed:
                 raise Stopped
             waiting = [request for request in self._queue if not request.cancelled]
-            if len(waiting) + len(requests) > self.waiting + self.free:
+            reading = [self._reading[0]] if self._reading is not None else []
+            asked = [*reading, *waiting, *requests]
+            begun = [(each.prompt, each.text.tokens) for each in asked[: self._rows.count(None)]]
+            # A free row is of use to a text only if there are pages for it.
+            if len(asked) - self.writer.joining(begun) > self.waiting:
                 raise Full
             for request in requests:
                 request._order = next(self._submitted)

@@ -171,6 +171,24 @@ def test_requests_beyond_the_queue_are_refused_all_or_none(engine):
     assert running.counts() == {"running": 1, "waiting": 2}
 
 
+def test_free_rows_without_pages_take_no_requests(engine, monkeypatch):
+    monkeypatch.setattr("meshdsl.generation.continuous.PAGE", 4)
+    running = engine(rows=3, waiting=1, slow=True, cache_tokens=CONTEXT)
+    first, events = asked("a" * 17, 5)
+    running.submit([first])
+    assert events.get(timeout=60).piece  # it has 5 of the 6 pages, and two rows are free
+    more = [asked("b" * 5, 2) for _ in range(2)]
+    with pytest.raises(Full):
+        running.submit([request for request, _ in more])
+    running.submit([more[0][0]])
+    with pytest.raises(Full):  # also once its prompt is read
+        running.submit([more[1][0]])
+    running.writer.go.release(10)
+    assert until_end(more[0][1])[1] == "length"
+    running.submit([more[1][0]])
+    assert until_end(more[1][1])[1] == "length"
+
+
 def test_a_text_that_nobody_waits_for_gives_up_its_row(engine):
     running = engine(rows=1, slow=True)
     first, events = asked("ab", 20)
