@@ -7,10 +7,18 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from meshdsl.cli.checkpointed import OF_MODEL, STDOUT, is_hugging_face, model_of, stored_params
+from meshdsl.cli.checkpointed import (
+    OF_MODEL,
+    STDOUT,
+    begin_token,
+    is_hugging_face,
+    model_of,
+    stored_params,
+)
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.training.checkpointing.weight_files import SUFFIX
+from meshdsl.training.data.tokenizers import load_tokenizer
 
 # Files of which each group is a tokenizer: of `tokenizers`, of sentencepiece, of words, of bytes.
 _TOKENIZERS = (
@@ -44,17 +52,22 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
         problems.add(f"--format=hf writes a folder: give --out={values.out.removesuffix(SUFFIX)}")
     jax.config.update("jax_platforms", "cpu")  # devices may be at work in a run that goes on
     model, origin, tokenizer = None, None, None
+    begin, end = None, None
     if foreign and not problems.found:
-        stored_params(values, problems, OF_MODEL)
+        stored = stored_params(values, problems, OF_MODEL)
         model = model_of(values, problems)
         origin = values.model if is_hugging_face(values.model) else None
         tokenizer = Path(values.tokenizer).expanduser() if values.tokenizer else None
+        if origin is None and (tokenizer is None or tokenizer.is_file()):
+            with problems.caught("--tokenizer"):
+                read = load_tokenizer(values.tokenizer, values.end_token)
+                begin, end = begin_token(values, read, stored), read.end
     problems.check()
     from meshdsl.training.checkpointing.exporting import export
 
     found = tokenizer if tokenizer is not None and tokenizer.is_file() else None
     how = (values.step, values.dtype, values.max_shard_size, model, origin, values.ema, found)
-    done = export(values.workdir, values.out, *how)
+    done = export(values.workdir, values.out, *how, begin, end)
     files = (
         str(done.files[0]) if len(done.files) == 1 else f"{len(done.files)} files in {values.out}"
     )

@@ -107,6 +107,8 @@ def test_the_tokenizer_of_a_run_goes_out_with_it(capsys, tmp_path, text):
     assert run([*export, f"--out={out}"]) == 0
     assert "no tokenizer" not in capsys.readouterr().out
     assert (out / "tokenizer.json").read_bytes() == file.read_bytes()
+    settings = json.loads((out / "config.json").read_text())
+    assert [settings[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [None, 0, None]
     how = ("--max_tokens=3", "--temperature=0", "--backend=numpy")
     assert run(["generate", f"--init_from={out}", "--prompt=a named", *how]) == 0
     assert {*capsys.readouterr().out.split()} <= {*words}

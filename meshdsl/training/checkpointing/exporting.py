@@ -42,6 +42,8 @@ def export(
     origin: str | os.PathLike[str] | None = None,
     ema: bool = False,
     tokenizer: str | os.PathLike[str] | None = None,
+    begin: int | None = None,
+    end: int | None = None,
 ) -> Exported:
     """Writes the parameters of a run's checkpoint: `export("runs/first", "weights")`.
 
@@ -57,6 +59,8 @@ def export(
             out with it.
         ema: whether to write the averages that `optim.Ema` has kept, in place of parameters.
         tokenizer: with a model, a `tokenizer.json` that goes out where the origin has none.
+        begin, end: with a model, the tokens that begin and end a document; `config.json` names them
+            where there is no origin.
 
     Raises:
         ValueError: there is no such checkpoint, or it is damaged; no family of Hugging Face has
@@ -68,7 +72,7 @@ def export(
     specs, fetch = merging(stored.specs, stored.read)
     if model is not None:
         stored.check(spec_of(model.init))
-        how = (dtype, max_shard_size, origin, tokenizer)
+        how = (dtype, max_shard_size, origin, tokenizer, begin, end)
         files = write_hugging_face(target, model, specs, fetch, *how)
     else:
         files = write_weights(target, specs, fetch, dtype, max_shard_size, stored.step)

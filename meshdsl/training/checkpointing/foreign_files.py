@@ -40,6 +40,7 @@ COMPANIONS = (
     "chat_template.jinja",
     "generation_config.json",
 )
+_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 # Has `transformers` read a `tokenizer.json` as it is.
 _OF_FILE = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}) + "\n"
 
@@ -148,6 +149,8 @@ def write_foreign(
     max_shard_size: int,
     origin: str | os.PathLike[str] | None = None,
     tokenizer: str | os.PathLike[str] | None = None,
+    begin: int | None = None,
+    end: int | None = None,
 ) -> list[Path]:
     """Writes a folder of Hugging Face.
 
@@ -158,6 +161,7 @@ def write_foreign(
         round_to: returns parameters in these dtypes; may change its argument.
         origin: the folder that the model came from: its tokenizer goes out with it.
         tokenizer: a file of the `tokenizers` library that goes out, if the folder has none.
+        begin, end: the tokens that begin and end a document, of a model without origin.
 
     Returns:
         The files of tensors.
@@ -193,7 +197,10 @@ def write_foreign(
                         piece.written(tensors[name], kept[path][piece.at])
         return tensors
 
-    settings |= {"torch_dtype": str(next(iter(dtypes.values())))} | _tokens(source)
+    settings |= {"torch_dtype": str(next(iter(dtypes.values())))}
+    # What reads the folder takes a family's usual number for a token that `config.json` leaves out.
+    settings = dict.fromkeys(_TOKENS) | settings if source is None else settings
+    settings |= _tokens(source, begin, end)
     text = json.dumps(settings, indent=2) + "\n"
     beside: dict[str, Callable[[Path], object]] = {"config.json": partial(_written, text)}
     for file in COMPANIONS:
@@ -214,10 +221,12 @@ def _copied(file: Path, to: Path) -> None:
     shutil.copyfile(file, to)
 
 
-def _tokens(source: Any) -> dict[str, Any]:
-    """Returns the tokens with a meaning that a folder names."""
-    names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    return {} if source is None else {n: source.settings[n] for n in names if n in source.settings}
+def _tokens(source: Any, begin: int | None, end: int | None) -> dict[str, int]:
+    """Returns the tokens with a meaning: those that a folder names, or else those of the run."""
+    if source is None:
+        known = {"bos_token_id": begin, "eos_token_id": end}
+        return {name: token for name, token in known.items() if token is not None}
+    return {name: source.settings[name] for name in _TOKENS if name in source.settings}
 
 
 def _usual(name: str, family: Any, shapes: Mapping[str, Any]) -> str:

@@ -126,6 +126,8 @@ def write_hugging_face(
     max_shard_size: int = SHARD,
     origin: str | os.PathLike[str] | None = None,
     tokenizer: str | os.PathLike[str] | None = None,
+    begin: int | None = None,
+    end: int | None = None,
 ) -> list[Path]:
     """Writes the parameters of a model as a folder of Hugging Face; arguments as of `export`."""
     wanted = None if dtype is None else np.dtype(dtype)
@@ -135,7 +137,7 @@ def write_hugging_face(
     def round_to(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return _rounded(arrays, dtypes)
 
-    target, beside = out.absolute(), (origin, tokenizer)
+    target, beside = out.absolute(), (origin, tokenizer, begin, end)
     return write_foreign(target, model, rounded, fetch, round_to, max_shard_size, *beside)
 
 
