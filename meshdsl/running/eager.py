@@ -35,7 +35,7 @@ from meshdsl.ops.control.body import leaves_of
 from meshdsl.ops.indexing import TAKE
 from meshdsl.ops.operation import is_operation, reported_as
 from meshdsl.running.callers import REFUSED
-from meshdsl.running.runnable import Runnable, arguments_of, bare
+from meshdsl.running.runnable import Runnable, arguments_of, bare, devices_of
 from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tensors.idioms import answered
 from meshdsl.tensors.named_array import NamedArray, need_every_dim
@@ -308,12 +308,9 @@ def _devices(places: Sequence[Any]) -> jax.sharding.Mesh | None:
     Raises:
         ValueError: they are on several meshes.
     """
-    meshes: list[jax.sharding.Mesh] = [
-        p.mesh  # type: ignore[misc]
-        for p in places
-        if isinstance(p, NamedSharding) and p.mesh.size > 1
-    ]
-    distinct = list(dict.fromkeys(meshes))
+    own: list[Any] = [p.mesh for p in places if isinstance(p, NamedSharding)]
+    meshes = map(devices_of, own)
+    distinct = list(dict.fromkeys(m for m in meshes if m is not None and m.size > 1))
     if len(distinct) > 1:
         listed = " and ".join(_show(mesh) for mesh in distinct)
         raise ValueError(

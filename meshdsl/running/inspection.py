@@ -70,6 +70,7 @@ def inspect(
         dims = set(x.dims.names)
         known = Layout(tuple(rule for rule in rules.rules if rule.dim in dims))
         assigned = known.assign(x.dims, mesh=own_mesh)
+        assigned = assigned.drop(axis for axis, size in own_mesh.axes if size == 1)
         return Inspection(x.dims, x.dtype, own_mesh, assigned, tuple(range(own_mesh.size)))
     if not isinstance(x, NamedArray):
         raise ValueError(

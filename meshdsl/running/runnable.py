@@ -266,4 +266,4 @@ def arguments_of(
         return args, kwargs
     given = jax.tree.leaves((args, kwargs), is_leaf=lambda x: isinstance(x, Tensor | Spec))
     plain = any(not isinstance(x, Tensor | Spec) and hasattr(x, "shape") for x in given)
-    return (name(*args, **kwargs), {}) if plain else (args, kwargs)
+    return name(*args, **kwargs) if plain else (args, kwargs)

@@ -101,6 +101,17 @@ def test_arrays_on_a_mesh_stay_there():
         assert dict(result.data.sharding.mesh.shape) == {"x": 2, "y": 2}
 
 
+def test_arrays_of_a_mesh_with_explicit_axes_are_operands_beside_others():
+    kinds = (jax.sharding.AxisType.Explicit,) * 2
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=kinds)
+    numbers = np.arange(32.0, dtype=np.float32).reshape(8, 4)
+    where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x", "y"))
+    x = md.named(jax.device_put(numbers, where), ["a", "b"])
+    for result in (x + 1, x + md.place(md.named(np.ones((8, 4), "f"), ["a", "b"]), "x:2,y:2")):
+        np.testing.assert_array_equal(np.asarray(result), numbers + 1)
+        assert str(result.layout) == "a:x; b:y"
+
+
 def test_data_of_no_mesh_is_laid_out_like_that_of_the_others():
     assert str((random([b]) + placed()).layout) == "a:x; b:y"
     assert str(md.outer(md.multiply, placed(), md.ones([c], "float64")).layout) == "a:x; b:y"

@@ -67,6 +67,14 @@ def test_a_spec_is_shown_with_its_pads():
     ]
 
 
+def test_an_axis_of_one_device_splits_nothing():
+    spec = md.spec(md.dims(n=4, m=3))
+    text = str(md.inspect(spec, "x:1,y:2", "m:x; n:y"))
+    assert text.splitlines()[1] == "on x:1 y:2: n:y, 24 bytes per device"
+    x = md.place(md.named(np.zeros((4, 3), "f"), ["n", "m"]), "x:1,y:2", "m:x; n:y")
+    assert str(md.inspect(x)).splitlines()[1] == text.splitlines()[1]
+
+
 def test_the_blocks_are_where_jax_says():
     x = md.place(X, "x:2,y:2,z:2", "a:z+x; c:y")
     names = [dim.name for dim in md.inspect(x).split]
