@@ -30,6 +30,13 @@ if TYPE_CHECKING:
     from meshdsl.reports.explain import Comparison, Explanation
 
 
+# `--json` and `--html` are among them: a table is text, or a CSV file.
+_NOT_OF_TABLES = (
+    *("only", "decode", "stage", "compare_layout", "html", "json"),
+    *("failures", "mtbf", "job_mtbf"),
+)
+
+
 def main(values: flags.FlagValues, problems: Problems) -> None:
     """Runs the command; raises as `train`, and if the page cannot be written."""
     from meshdsl.reports.explain import compare, explain
@@ -37,8 +44,9 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
     from meshdsl.reports.explain.html.page import page
 
     if values.pipeline_table:
-        if values.only:
-            problems.add("--pipeline_table prints a table alone: leave out --only")
+        if given := [name for name in _NOT_OF_TABLES if values[name].present]:
+            listed = " and ".join(f"--{name}" for name in given)
+            problems.add(f"--pipeline_table prints a table alone: leave out {listed}")
         print(show_table(values, problems), end="")
         return
     if values.compare_layout and not values.mesh_shape:

@@ -78,6 +78,11 @@ def test_the_layout_tells_the_axis_of_the_stages(capsys):
         (["--pipeline_table=-", SIZES[0]], "--pipeline_table needs the number of --microbatches"),
         (["--pipeline_table=-", *SIZES, "--pipeline=none"], "--pipeline=none has no table"),
         (["--pipeline_table=-", *SIZES, "--pipeline=gpip"], "Did you mean `gpipe`?"),
+        (["--pipeline_table=-", *SIZES, "--decode"], "prints a table alone: leave out --decode\n"),
+        (
+            ["--pipeline_table=-", *SIZES, "--only=mlp", "--json", "--mtbf=1h"],
+            "prints a table alone: leave out --only and --json and --mtbf\n",
+        ),
         (["--pipeline_table=/proc/x.csv", *SIZES], "--pipeline_table: cannot write /proc/x.csv:"),
         (["--pipeline_table=-", "--microbatches=4", "--mesh_shape=pipe4"], "--mesh_shape: "),
         (["--pipeline_table=-", *SIZES, "--layout=layers:stage"], "its axes are pipe"),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from meshdsl.reports.explain import Explanation
 
 _CACHE = "state/cache/"
-_OTHER_REPORTS = ("compare_layout", "stage", "failures", "mtbf", "job_mtbf", "pipeline_table")
+_OTHER_REPORTS = ("compare_layout", "stage", "failures", "mtbf", "job_mtbf")
 _OF_TRAINING = ("microbatches", "remat", "batch_ramp", "pipeline", "pipeline_rounds")
 
 
