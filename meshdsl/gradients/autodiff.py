@@ -64,10 +64,11 @@ def value_and_grad(
     `gradients/params/w`. Leave it out where only a sum of such gradients is to have the name.
 
     The value must be a scalar (no dims); a pair `(value, aux)` with `has_aux`. The gradient has the
-    tree of the argument number `wrt` (a tuple of trees for several). Leaves that are not
-    floating-point get None. These leaves get zeros, or None without `zeros`: those that the value
-    does not depend on, those that reach it only through `md.stop_gradient`, and those that only
-    choose elements, as the indices of `md.top_k` do. Reports of the program name the last ones.
+    tree of the argument number `wrt` (a tuple of trees for several). Arguments by keyword are
+    constants. Leaves that are not floating-point get None. These leaves get zeros, or None without
+    `zeros`: those that the value does not depend on, those that reach it only through
+    `md.stop_gradient`, and those that only choose elements, as the indices of `md.top_k` do.
+    Reports of the program name the last ones.
 
         loss, gradients = md.value_and_grad(loss)(params, batch)
 
@@ -88,12 +89,12 @@ def value_and_grad(
     @at_once
     @_naming_as(function)
     @functools.wraps(function)
-    def differentiated(*args: Any) -> Any:
+    def differentiated(*args: Any, **kwargs: Any) -> Any:
         with reported_as("gradient"):
             numbers = argument_numbers(wrt, args)
         chosen = [args[n] for n in numbers]
         inputs, tree = leaves_of(chosen)
-        run = of_leaves(function, args, numbers, tree)
+        run = of_leaves(functools.partial(function, **kwargs), args, numbers, tree)
 
         def pair(*leaves: Tensor) -> Any:
             value, aux = _value_and_aux(function, run(*leaves), has_aux)
@@ -157,8 +158,8 @@ def grad(function: Callable, wrt: int | Sequence[int] = 0, has_aux: bool = False
     @at_once
     @_naming_as(function)
     @functools.wraps(function)
-    def differentiated(*args: Any) -> Any:
-        value, gradient = value_and_grad(function, wrt, has_aux)(*args)
+    def differentiated(*args: Any, **kwargs: Any) -> Any:
+        value, gradient = value_and_grad(function, wrt, has_aux)(*args, **kwargs)
         return (gradient, value[1]) if has_aux else gradient
 
     return differentiated

@@ -27,8 +27,10 @@ from meshdsl.imports.jax.annotations import (
     without_box,
 )
 from meshdsl.imports.jax.arrays import Array, settled
+from meshdsl.imports.jax.changes import lost, replaced
 from meshdsl.imports.jax.classes import Classes
 from meshdsl.imports.jax.conversion import Conversion
+from meshdsl.imports.jax.differences import difference
 from meshdsl.imports.jax.inference import Dims, Frame, Walk, check_known, labels
 from meshdsl.imports.jax.listing import listing
 from meshdsl.imports.jax.naming import Naming
@@ -209,8 +211,13 @@ class FromJax:
     def named(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Returns the arguments with names: arrays become NamedArrays, shapes `md.spec`s.
 
-        `program.named(params, x)`. What has names keeps them.
+        `program.named(params, x)`. What has names keeps them. Arguments by keyword come last.
         """
+        args, kwargs = self.name_arguments(*args, **kwargs)
+        return (*args, *kwargs.values())
+
+    def name_arguments(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns as `named`, by position and by keyword; `md.jit` calls it for plain arrays."""
         arguments = self._arguments(args, kwargs)
         for each in arguments:
             each.leaves = [_bare(leaf) for leaf in each.leaves]
@@ -224,7 +231,7 @@ class FromJax:
             bound.arguments[each.name] = argument
             if part is not None:
                 self._parts[each.name, jax.tree.structure(argument, is_leaf=_is_named)] = part
-        return (*bound.args, *bound.kwargs.values())
+        return bound.args, bound.kwargs
 
     def unrolled(self, tree: Any, name: str | None = None) -> Any:
         """Returns an argument with each layer apart, as the function takes it; also its gradient.
@@ -261,8 +268,6 @@ class FromJax:
             return jax.tree.unflatten(part.tree, part.stacking.spread(leaves, layer_of))
 
         return jax.tree.map(apart, tree, is_leaf=lambda x: _is_named(x) or has_stacks(x))
-
-    name_arguments = named  # what `md.jit` calls for plain arrays
 
     def listing(self, *args: Any, **kwargs: Any) -> str:
         """Returns the names of all dims as text, line by line, for arguments like these."""
@@ -337,15 +342,18 @@ class FromJax:
         arrays = [leaf for leaf in leaves if isinstance(leaf, Leaf)]
         boxed = {leaf.path for leaf in arrays if leaf.boxed}
         words = annotate(self.names, [(leaf.path, leaf.sizes) for leaf in arrays], boxed)
-        changed: list[str] = []
+        changed: dict[str, Any] = {}
 
         def flat(*values: Any) -> Any:
             given = iter(values)
             full = [next(given) if isinstance(leaf, Leaf) else leaf for leaf in leaves]
             bound = self._signature.bind_partial()
             bound.arguments = jax.tree.unflatten(tree, full)
+            before = jax.tree_util.tree_flatten_with_path(bound.arguments)[0]
             result = self.function(*bound.args, **bound.kwargs)
-            changed[:] = _changed(full, bound.arguments, result)
+            after = jax.tree_util.tree_flatten_with_path(bound.arguments)[0]
+            changed.clear()
+            changed.update(replaced(before, after, result))
             return result
 
         specs = [jax.ShapeDtypeStruct(leaf.sizes, leaf.dtype) for leaf in arrays]
@@ -353,8 +361,8 @@ class FromJax:
         if self.roll is not None:
             self._check_roll([*words, *(_words(leaf.dims) for leaf in arrays)])
         closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*specs)
-        if changed:
-            listed = ", ".join(changed[:4]) + f" and {len(changed) - 4} more" * (len(changed) > 4)
+        if changed and (gone := lost(flat, specs, lambda: changed)):
+            listed = ", ".join(gone[:4]) + f" and {len(gone) - 4} more" * (len(gone) > 4)
             warnings.warn(
                 f"from_jax: {self.__name__}{source.at} changes parts of its arguments in place "
                 f"({listed}) and does not return them, so the changes are lost: "
@@ -368,18 +376,17 @@ class FromJax:
                 "runs a function of JAX on each device's arrays"
             )
         classes = Classes()
-        rolling = None
-        if self.roll is not None:
-            rolling = rolled(
-                closed,
-                lambda numbers: are_alike(
-                    [arrays[n] for n in numbers], [words[n] for n in numbers]
-                ),
-            )
+
+        def alike(numbers: Sequence[int]) -> bool:
+            return are_alike([arrays[n] for n in numbers], [words[n] for n in numbers])
+
+        rolling = rolled(closed, alike) if self.roll is not None else None
         if self.roll is not None and rolling is None:
+            unlike = difference(closed, alike, [leaf.path for leaf in arrays])
             warnings.warn(
                 f"from_jax: roll={self.roll!r}: {self.__name__}{source.at} has no equal layers, "
-                "with parameters of their own, one after the other: they stay apart",
+                "with parameters of their own, one after the other: they stay apart"
+                + (f"; the first that differs: {unlike}" if unlike else ""),
                 stacklevel=2,
             )
         stacking, shown = None, [leaf.path for leaf in arrays]
@@ -451,18 +458,6 @@ def _words(dims: Sequence[str] | None) -> Words:
 
 def _is_named(value: Any) -> bool:
     return isinstance(value, Tensor | Spec)
-
-
-def _changed(before: Sequence[Any], arguments: Any, result: Any) -> list[str]:
-    """Returns the paths of what a function changed in its arguments and does not return.
-
-    Args:
-        before: the leaves of the arguments.
-        arguments: the same objects after the call.
-    """
-    kept = {id(leaf) for leaf in (*before, *jax.tree.leaves(result))}
-    after = jax.tree_util.tree_flatten_with_path(arguments)[0]
-    return [path_of(without_box(keys)) for keys, leaf in after if id(leaf) not in kept]
 
 
 def _argument(classes: Classes, leaf: Leaf, name: str, words: Words) -> Dims:

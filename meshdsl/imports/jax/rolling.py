@@ -39,7 +39,7 @@ Alike = Callable[[Sequence[int]], bool]
 
 
 @dataclass
-class _Loop:
+class Loop:
     """Copies of a block of equations.
 
     Attributes:
@@ -95,13 +95,12 @@ def rolled(closed: Any, alike: Alike) -> Rolled | None:
     Args:
         alike: whether inputs, by their numbers, may be one stack.
     """
-    closed = _without_calls(closed)
+    closed = without_calls(closed)
     jaxpr = closed.jaxpr
     inputs = {variable: number for number, variable in enumerate(jaxpr.invars)}
 
-    def fits(loop: _Loop) -> bool:
-        stacks = (stack for stack in loop.stacks if all(_variable(v) in inputs for v in stack))
-        return all(alike([inputs[v] for v in stack]) for stack in stacks)
+    def fits(loop: Loop) -> bool:
+        return all(map(alike, stacks_of_inputs(jaxpr, loop)))
 
     loops = list(_loops(jaxpr, fits))
     if not loops:
@@ -135,17 +134,27 @@ def rolled(closed: Any, alike: Alike) -> Rolled | None:
     return Rolled(made, tuple(groups))
 
 
+def stacks_of_inputs(jaxpr: Any, loop: Loop) -> list[list[int]]:
+    """Returns the stacks of a loop that are made of inputs, by their numbers."""
+    inputs = {variable: number for number, variable in enumerate(jaxpr.invars)}
+    return [
+        [inputs[variable] for variable in stack]
+        for stack in loop.stacks
+        if all(_variable(v) in inputs for v in stack)
+    ]
+
+
 def _is_literal(atom: Any) -> bool:
     return isinstance(atom, jex.Literal)
 
 
-def _uses(loop: _Loop, stack: tuple[Any, ...]) -> int:
+def _uses(loop: Loop, stack: tuple[Any, ...]) -> int:
     """Returns how many operands in a copy are its own element of a stack."""
     number = loop.stacks.index(stack)
     return sum(each == ("stacks", number) for row in loop.operands for each in row)
 
 
-def _without_calls(closed: Any) -> Any:
+def without_calls(closed: Any) -> Any:
     """Returns a jaxpr with a call that has most of its equations replaced by these."""
     while True:
         sizes = [_size(equation) for equation in closed.jaxpr.eqns]
@@ -185,10 +194,10 @@ def _size(equation: Any) -> int:
 # The search.
 
 
-def _loops(jaxpr: Any, fits: Callable[[_Loop], bool]) -> Iterator[_Loop]:
+def _loops(jaxpr: Any, fits: Callable[[Loop], bool]) -> Iterator[Loop]:
     """Yields loops that do not overlap, in order."""
-    signs = _signs(jaxpr)
-    loops: list[_Loop] = []
+    signs = signs_of(jaxpr)
+    loops: list[Loop] = []
     ranges = [(0, len(signs))]
     while ranges:
         first, end = ranges.pop()
@@ -200,8 +209,8 @@ def _loops(jaxpr: Any, fits: Callable[[_Loop], bool]) -> Iterator[_Loop]:
 
 
 def _best(
-    jaxpr: Any, signs: np.ndarray, first: int, end: int, fits: Callable[[_Loop], bool]
-) -> _Loop | None:
+    jaxpr: Any, signs: np.ndarray, first: int, end: int, fits: Callable[[Loop], bool]
+) -> Loop | None:
     """Returns the loop between two equations that covers most of them."""
     part = signs[first:end]
     runs = []
@@ -227,7 +236,7 @@ def _best(
     return None
 
 
-def _signs(jaxpr: Any) -> np.ndarray:
+def signs_of(jaxpr: Any) -> np.ndarray:
     """Returns a number for each equation; those that are alike have the same one."""
     numbers: dict[Any, int] = {}
     known: dict[int, Any] = {}
@@ -266,28 +275,17 @@ def _bytes(literal: Any) -> bytes:
     return np.asarray(literal.val, literal.aval.dtype).tobytes()
 
 
-def _analysed(jaxpr: Any, start: int, period: int, count: int) -> _Loop | None:
+def _analysed(jaxpr: Any, start: int, period: int, count: int) -> Loop | None:
     """Returns the loop of copies that begin at an equation, if they are alike."""
-    loop = _Loop(start, period, count)
+    loop = Loop(start, period, count)
     if count < 2 or loop.end > len(jaxpr.eqns):
         return None
-    makers = {
-        variable: (*divmod(number, period), slot)
-        for number, equation in enumerate(jaxpr.eqns[start : loop.end])
-        for slot, variable in enumerate(equation.outvars)
-    }
-    for number in range(period):
-        copies = [jaxpr.eqns[start + copy * period + number] for copy in range(count)]
-        row = []
-        for atoms in zip(*(each.invars for each in copies), strict=True):
-            operand = _operand(loop, atoms, [makers.get(a) for a in map(_variable, atoms)])
-            if operand is None:
-                return None
-            row.append(operand)
-        loop.operands.append(row)
+    makers = _makers(jaxpr, loop)
+    if read_elsewhere(jaxpr, loop) is not None:
+        return None
     own = [jaxpr.eqns[start + number] for number in range(period)]
     # What layers have: the stream that goes through all of them, parameters, and products.
-    if not (loop.carries and loop.stacks and any(map(_has_product, own))):
+    if not (loop.carries and loop.stacks and any(map(has_product, own))):
         return None
     for at, slot, init in loop.carries:
         made = own[at].outvars[slot].aval
@@ -304,11 +302,42 @@ def _analysed(jaxpr: Any, start: int, period: int, count: int) -> _Loop | None:
     return loop
 
 
+def read_elsewhere(jaxpr: Any, loop: Loop) -> int | None:
+    """Fills in where the operands of copies come from.
+
+    Returns:
+        The first equation in a copy whose operands come from places that are not alike; None: all
+        are alike.
+    """
+    makers = _makers(jaxpr, loop)
+    for number in range(loop.period):
+        copies = [
+            jaxpr.eqns[loop.start + copy * loop.period + number] for copy in range(loop.count)
+        ]
+        row = []
+        for atoms in zip(*(each.invars for each in copies), strict=True):
+            operand = _operand(loop, atoms, [makers.get(a) for a in map(_variable, atoms)])
+            if operand is None:
+                return number
+            row.append(operand)
+        loop.operands.append(row)
+    return None
+
+
+def _makers(jaxpr: Any, loop: Loop) -> dict[Any, tuple[int, int, int]]:
+    """Returns the copy, the equation in it and the result that each variable of copies is."""
+    return {
+        variable: (*divmod(number, loop.period), slot)
+        for number, equation in enumerate(jaxpr.eqns[loop.start : loop.end])
+        for slot, variable in enumerate(equation.outvars)
+    }
+
+
 def _variable(atom: Any) -> Any:
     return None if _is_literal(atom) else atom
 
 
-def _operand(loop: _Loop, atoms: tuple[Any, ...], makers: list[Any]) -> tuple[str, Any] | None:
+def _operand(loop: Loop, atoms: tuple[Any, ...], makers: list[Any]) -> tuple[str, Any] | None:
     """Returns where an operand comes from; None: not from places that are alike."""
 
     def numbered(table: list[Any], entry: Any) -> int:
@@ -341,11 +370,12 @@ def _operand(loop: _Loop, atoms: tuple[Any, ...], makers: list[Any]) -> tuple[st
     return None
 
 
-def _has_product(equation: Any) -> bool:
+def has_product(equation: Any) -> bool:
+    """Whether an equation is a product, or has one in a body."""
     if equation.primitive.name in _PRODUCTS:
         return True
     inner = (getattr(body, "jaxpr", body) for body in bodies(equation.params))
-    return any(_has_product(each) for body in inner for each in body.eqns)
+    return any(has_product(each) for body in inner for each in body.eqns)
 
 
 # The run.
@@ -378,7 +408,7 @@ def _applied(equation: Any) -> Callable[..., Sequence[Any]]:
 
 def _evaluated(
     closed: Any,
-    loops: Sequence[_Loop],
+    loops: Sequence[Loop],
     inputs: Mapping[int, Any],
     stacked: Mapping[int, tuple[int, ...]],
 ) -> list[Any]:
@@ -399,7 +429,7 @@ def _evaluated(
 
 
 def _run_loop(
-    jaxpr: Any, loop: _Loop, values: dict[Any, Any], groups: Mapping[tuple[Any, ...], Any]
+    jaxpr: Any, loop: Loop, values: dict[Any, Any], groups: Mapping[tuple[Any, ...], Any]
 ) -> None:
     """Runs a loop, and adds what is read of it."""
     block = jaxpr.eqns[loop.start : loop.start + loop.period]

@@ -181,3 +181,19 @@ def test_a_primitive_without_translation_is_named_with_its_line():
 def test_names_that_do_not_fit_are_refused(names, message):
     with pytest.raises(ValueError, match=message):
         md.from_jax(lambda x: x, names).named(np.ones((2, 3), np.float32))
+
+
+def test_arguments_by_keyword_alone_may_be_plain_arrays():
+    def scaled(x, *, w, by=2.0):
+        return jnp.mean((x @ w * by) ** 2)
+
+    x, w = np.ones((4, 3), "f"), np.arange(6, dtype="f").reshape(3, 2)
+    program = md.from_jax(scaled, {"x": "batch feature", "w": "_ hidden"})
+    for run in (program, md.jit(program, "data:2", "batch:data", backend="numpy")):
+        np.testing.assert_allclose(float(run(x, w=w, by=3.0)), scaled(x, w=w, by=3.0), rtol=1e-6)
+    assert [str(each.dims) for each in program.named(x, w=w)] == [
+        "[batch=4, feature=3]",
+        "[feature=3, hidden=2]",
+    ]
+    slopes = md.grad(program)(x, w=w)  # by the argument at the first position
+    np.testing.assert_allclose(np.asarray(slopes), jax.grad(scaled)(x, w=w), rtol=1e-6)

@@ -131,6 +131,43 @@ def test_changes_in_place_that_are_lost_are_warned_of():
         md.from_jax(change)(Box(x), x)
 
 
+def put_back_as_it_was(box, x):  # as nnx.jit and nnx.remat do
+    total, box.value = jax.jit(lambda value: (jnp.sum(value * x), value))(box.value)
+    return total
+
+
+def handed_on(box, x):
+    box.value = box.value - x
+    return jax.jit(lambda value: jax.checkpoint(lambda inner: inner)(value))(box.value)
+
+
+def with_a_working_value(batch, x):
+    batch["mask"] = batch["tokens"] > 0
+    return jnp.sum(jnp.where(batch["mask"], batch["tokens"], x))
+
+
+@pytest.mark.parametrize("change", [put_back_as_it_was, handed_on, with_a_working_value])
+def test_of_changes_that_lose_nothing_there_is_no_warning(change):
+    x = np.ones((2, 3), np.float32)
+    given = {"tokens": x} if change is with_a_working_value else Box(x)
+    expected = change(jax.tree.map(jnp.asarray, given), x)
+    np.testing.assert_array_equal(np.asarray(md.from_jax(change)(given, x)), expected)
+
+
+def test_a_change_inside_of_a_call_is_lost_and_no_other():
+    def change(boxes, x):
+        @jax.jit
+        def inner(first, second):
+            return jnp.sum(first * x), first, second + x
+
+        total, boxes[0].value, boxes[1].value = inner(boxes[0].value, boxes[1].value)
+        return total
+
+    x = np.ones((2, 3), np.float32)
+    with pytest.warns(UserWarning, match=r"in place \(boxes/1\) and does not return"):
+        md.from_jax(change)([Box(x), Box(x)], x)
+
+
 def test_changes_in_place_that_are_returned_are_kept():
     def change(box, x):
         box.value = box.value - x

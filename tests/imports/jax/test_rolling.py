@@ -252,6 +252,61 @@ def test_layers_with_constants_of_their_own_in_inner_bodies_stay_apart(way):
     np.testing.assert_allclose(float(found), function(weights(), X), rtol=1e-5)
 
 
+def with_another(params, x):
+    for number, layer in enumerate(params["layers"]):
+        hidden = x @ layer["w_in"] + layer["bias"]
+        hidden = jnp.sin(hidden) if number == 0 else jnp.tanh(hidden)  # the line that differs
+        x = x + hidden @ layer["w_out"]
+    return jnp.mean(x**2)
+
+
+def with_one_more(params, x):
+    for number, layer in enumerate(params["layers"]):
+        x = x + jnp.tanh(x @ layer["w_in"]) @ layer["w_out"]
+        if number == 0:
+            x = jnp.exp(-x)  # the line that differs
+    return jnp.mean(x**2)
+
+
+def with_a_number(params, x):
+    for layer, gain in zip(params["layers"], (params["out"][0, 0], 2.0), strict=True):
+        x = x + gain * jnp.tanh(x @ layer["w_in"])[..., :EMBED]  # the line that differs
+    return jnp.mean(x**2)
+
+
+def narrower(params, x):
+    for layer in params["layers"]:
+        x = x + jnp.tanh(x @ layer["w_in"]) @ layer["w_in"].T  # the line that differs
+    return jnp.mean(x**2)
+
+
+def apart(params, x):
+    first, second = params["layers"]
+    return jnp.mean(block({**second, "w_in": params["w_in"]}, block(first, x)) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("function", "what"),
+    [
+        (with_another, r"`tanh` of f32\[8, 4, 16\] LINE, where the layer before has `sin` of .*"),
+        (with_one_more, r"`integer_pow` of .*, where the layer before has `neg` of .* LINE"),
+        (with_a_number, r"`mul` of f32\[\], f32\[8, 4, 8\] LINE, which reads from elsewhere .*"),
+        (narrower, r"`dot_general` of .*f32\[8, 12\] LINE, where .*f32\[8, 16\].*"),
+        (apart, r"params/layers/0/w_in, params/w_in cannot be one stack: .*"),
+    ],
+)
+def test_the_first_difference_between_two_layers_is_named(function, what):
+    params = weights(2)
+    params["layers"][1]["w_in"] = params["layers"][1]["w_in"][
+        :, : 12 if function is narrower else None
+    ]
+    line = r"at \S*test_rolling\.py:\d+  .*# the line that differs"
+    params["w_in"] = params["layers"][1].pop("w_in") if function is apart else X[0, 0]
+    found = f"stay apart; the first that differs: {what.replace('LINE', line)}$"
+    with pytest.warns(UserWarning, match=found):
+        md.from_jax(function, {}, roll="layers").inferred(params, X)
+
+
 def test_layers_may_run_in_another_order_than_they_are_kept_in():
     def backwards(params, x):
         for layer in reversed(params["layers"]):
