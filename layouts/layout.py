@@ -282,6 +282,8 @@ class Layout:
         """Returns the rules whose scopes apply to some of the paths."""
         applying: set[Rule] = set()
         for path in paths:
+            if len(applying) == len(self._written):  # as soon as each has one
+                break
             parts = {"", *path.split("/")}
             for by_part in self._by_part.values():
                 for part in parts & by_part.keys():
@@ -293,24 +295,34 @@ class Layout:
         known = self._resolved.get((shape, path))
         if known is not None:
             return known
-        chosen = {self.rule_for(dim.name, path) for dim in shape if dim.size != 1}
+        rules = tuple([self.rule_for(dim.name, path) for dim in shape if dim.size != 1])
+        if rules not in self._joined:
+            self._joined[rules] = self._join(rules)
+        self._resolved[shape, path] = self._joined[rules]
+        return self._joined[rules]
+
+    def _join(self, rules: Iterable[Rule | None]) -> tuple[TensorLayout, tuple[_Claim, ...]]:
+        """Returns the layout of a tensor about whose dims these rules decide, and conflicts."""
         rule_of: dict[str, Rule] = {}  # by axis
         splits: dict[str, list[str]] = {}
         conflicts: list[_Claim] = []
-        deciding = [rule for rule in chosen if rule is not None]
+        deciding = {rule for rule in rules if rule is not None}
         for rule in sorted(deciding, key=lambda rule: (rule.optional, self._written[rule])):
             if not rule.optional:
                 claimed = [axis for axis in rule.axes if axis in rule_of]
                 conflicts += [(axis, (rule_of[axis], rule)) for axis in claimed]
             splits[rule.dim] = [axis for axis in rule.axes if axis not in rule_of]
             rule_of.update(dict.fromkeys(splits[rule.dim], rule))
-        resolved = TensorLayout.of(splits), tuple(conflicts)
-        self._resolved[shape, path] = resolved
-        return resolved
+        return TensorLayout.of(splits), tuple(conflicts)
 
     @cached_property
     def _resolved(self) -> dict[tuple[Shape, str], tuple[TensorLayout, tuple[_Claim, ...]]]:
         # A program asks about thousands of tensors that share few combinations of dims and path.
+        return {}
+
+    @cached_property
+    def _joined(self) -> dict[tuple[Rule | None, ...], tuple[TensorLayout, tuple[_Claim, ...]]]:
+        # Thousands of paths share few combinations of rules.
         return {}
 
     @cached_property
@@ -329,7 +341,9 @@ class Layout:
 
     def _candidates(self, dim: str, path: str) -> list[Rule]:
         """Returns the rules that may decide about a dim at a path, the most specific first."""
-        by_part = self._by_part.get(dim, {})
+        by_part = self._by_part.get(dim)
+        if by_part is None:
+            return []
         ranked = [row for part in {"", *path.split("/")} for row in by_part.get(part, ())]
         return [rule for _, rule in sorted(ranked, key=lambda row: row[0])]
 

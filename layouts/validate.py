@@ -65,7 +65,7 @@ def check_scopes(layout: Layout, mesh: Mesh, paths: Collection[str]) -> None:
     """
     texts = []
     known = _parts(paths)
-    for rule in _not_applying(layout, paths):
+    for rule in not_applying(layout, paths):
         hint = _corrected(rule, paths, known)
         nearest = [f"`{path}`" for path in _nearest(rule, paths)]
         listed = f" The nearest paths: {' and '.join(nearest)}" if nearest else ""
@@ -82,7 +82,7 @@ def misspelt_scopes(layout: Layout, paths: Collection[str]) -> dict[Rule, str]:
     named = {part for rule in layout.rules for part in rule.scope.split("/")}
     known = _parts(paths)
     texts = {}
-    for rule in _not_applying(layout, paths):
+    for rule in not_applying(layout, paths):
         hint = _corrected(rule, paths, known, known - named, _MISSPELT)
         if hint.endswith("?"):
             texts[rule] = f"`{rule}` fits no path of this program{hint}"
@@ -115,7 +115,7 @@ def scopes_of_other_arguments(
     candidates = {path: inputs[path] for path in inputs if path.split("/")[0] in likely_ones}
     arguments = dict.fromkeys(path.split("/")[0] for path in inputs)
     texts = {}
-    for rule in _not_applying(layout, paths):
+    for rule in not_applying(layout, paths):
         parts = rule.scope.split("/")
         if not rule.axes or not (renewed or _PARAMS in parts):
             continue
@@ -186,7 +186,8 @@ def idle_rules(layout: Layout, tensors: Iterable[LabelledTensor]) -> list[str]:
     ]
 
 
-def _not_applying(layout: Layout, paths: Collection[str]) -> list[Rule]:
+def not_applying(layout: Layout, paths: Collection[str]) -> list[Rule]:
+    """Returns the rules whose scopes apply to none of the paths."""
     applying = layout.applying(paths)
     return [rule for rule in layout.rules if rule not in applying]
 

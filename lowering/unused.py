@@ -14,6 +14,7 @@ from meshdsl.layouts.validate import (
     ScopeWarning,
     idle_rules,
     misspelt_scopes,
+    not_applying,
     scopes_of_other_arguments,
 )
 from meshdsl.lowering.graphs.creation import returned_anew
@@ -52,6 +53,8 @@ def warn_of_layout(graph: Graph, layout: Layout) -> None:
     for text in idle_rules(layout, _tensors(graph, set())):
         _warn(text, LayoutWarning)
     paths = paths_of(graph)
+    if not not_applying(layout, paths):
+        return
     misspelt = misspelt_scopes(layout, paths)
     inputs = dict(zip(graph.input_paths, (tensor.shape for tensor in graph.inputs), strict=False))
     renewed = returned_anew(graph)

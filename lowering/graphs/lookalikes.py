@@ -52,7 +52,7 @@ def lookalikes(graph: Graph, layout: Layout) -> list[str]:
     notes: dict[str, None] = {}
     done: set[str] = set()
     for tree in (*arguments, *results):
-        paths = [path for path, _ in tree.paths("")]
+        paths = tree.places
         returned = any(path not in known for path in paths)
         if not done.isdisjoint(paths) or (tree.keys == ("",) and not returned):
             continue
@@ -70,7 +70,7 @@ def lookalikes(graph: Graph, layout: Layout) -> list[str]:
     unnamed = (tree for tree in results if tree.keys not in structures and _without_names(tree))
     parts = _Parts(distinct.values())
     for tree in (*(tree for tree in arguments if _listed(tree)), *unnamed):
-        paths = [path for path, _ in tree.paths("")]
+        paths = tree.places
         if done.isdisjoint(paths):
             for other in parts.maybe_of(tree):
                 leaves = _rearranged(tree, other) if tree is not other else ()
@@ -100,7 +100,7 @@ def _note_subsets(
     roots = [tree for tree in arguments if len(tree.parts) == 1 or tree.parts[-1] == PARAMS]
     leaves = [(root, dict(root.leaves)) for root in roots if len(root.leaves) > 1]
     for tree in trees_to_check:
-        paths = [path for path, _ in tree.paths("")]
+        paths = tree.places
         if not done.isdisjoint(paths) or tree.keys == ("",):
             continue
         for root, of_root in leaves:
@@ -235,12 +235,12 @@ def _means_copies(rule: Rule, tree: Tree) -> bool:
 
 def _is_among(tree: Tree, paths: Collection[str]) -> bool:
     """Whether all leaves of a tree have one of some paths."""
-    return all(path in paths for path, _ in tree.paths(""))
+    return all(path in paths for path in tree.places)
 
 
 def _without_names(tree: Tree) -> bool:
     """Whether the paths of all leaves begin with an index in the result."""
-    return all(path.split("/")[0].isdigit() for path, _ in tree.paths(""))
+    return all(path.split("/")[0].isdigit() for path in tree.places)
 
 
 def _listed(tree: Tree) -> bool:

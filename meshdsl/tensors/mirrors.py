@@ -24,12 +24,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from meshdsl.tensors.dims import Dimension
+from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tracing.graph import Aval
 
 PARAMS = "params"
@@ -68,9 +68,14 @@ class Tree:
         """The components of the path."""
         return self.path.split("/") if self.path else []
 
+    @cached_property
+    def places(self) -> tuple[str, ...]:
+        """The path of each leaf."""
+        return tuple([below(self.path, key) for key in self.keys])
+
     def paths(self, before: str) -> Iterator[tuple[str, str]]:
         """Yields the path of each leaf, with its path below `before`."""
-        yield from ((below(self.path, key), below(before, key)) for key in self.keys)
+        yield from zip(self.places, [below(before, key) for key in self.keys], strict=True)
 
 
 def below(path: str, key: str) -> str:
@@ -82,13 +87,23 @@ def trees(entries: Sequence[End]) -> list[Tree]:
     """Returns all trees that contain leaves; a tree comes before the trees inside of it."""
     leaves_of: dict[str, list[Leaf]] = defaultdict(list)
     for path, type_ in entries:
-        aval = type_ and (frozenset(type_[0]), type_[1])
-        parts = path.split("/") if path else []
-        for depth in range(len(parts)):
-            leaves_of["/".join(parts[:depth])].append(("/".join(parts[depth:]), aval))
+        if not path:
+            continue
+        aval = type_ and (_without_order(type_[0]), type_[1])
+        leaves_of[""].append((path, aval))
+        end = path.find("/")
+        while end >= 0:
+            leaves_of[path[:end]].append((path[end + 1 :], aval))
+            end = path.find("/", end + 1)
     made = [Tree(path, tuple(leaves)) for path, leaves in leaves_of.items()]
     full = [tree for tree in made if any(aval for _, aval in tree.leaves)]
     return sorted(full, key=lambda tree: len(tree.parts))
+
+
+@lru_cache(maxsize=1 << 12)
+def _without_order(dims: Shape) -> frozenset[Dimension]:
+    # The leaves of most trees share few shapes; one object for each makes trees quick to compare.
+    return frozenset(dims)
 
 
 def paths(
@@ -135,10 +150,11 @@ def _returned(
             yield path, below(before, new_in.get(own, own))
 
     named = {tree.path: tree for tree in arguments}
-    same = [tree for tree in results if _same(tree, named.get(tree.path))]
-    for tree in same:
-        yield from renamed(tree, named[tree.path], "")
-    claimed = {tree.path for tree in same}
+    claimed: set[str] = set()
+    for tree in results:
+        if _same(tree, named.get(tree.path)) and not _inside(tree, claimed):
+            claimed.add(tree.path)
+            yield from renamed(tree, named[tree.path], "")
     matched = set(claimed)
     for tree in results:
         if not _inside(tree, matched) and (name := _name(tree, names)):

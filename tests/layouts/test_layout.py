@@ -326,6 +326,15 @@ def test_resolve_gives_every_conflict_and_leaves_the_axis_with_the_rule_written_
     ]
 
 
+def test_thousands_of_paths_with_the_same_rules_share_one_layout():
+    layout = Layout.parse("params/embed:data; params/layer_7/embed:model; heads:model?")
+    shape = Shape(md.dims(embed=8, heads=4))
+    layouts = [layout.assign(shape, f"params/layer_{number}/w") for number in range(10)]
+    assert len({id(each) for each in layouts}) == 2
+    assert str(layouts[7]) == "embed:model"
+    assert str(layouts[0]) == str(layouts[8]) == "embed:data; heads:model"
+
+
 def test_a_value_inside_a_program_leaves_a_contested_axis_with_the_rule_written_first():
     layout = Layout.parse("b:model; a:model; inputs/a:data")
     both = Shape([Dimension("a", 2), Dimension("b", 4)])

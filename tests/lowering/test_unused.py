@@ -63,6 +63,13 @@ def test_a_misspelt_scope_is_reported_by_any_program():
     assert text == "`param/x:m` fits no path of this program. Did you mean `params/x:m`?"
 
 
+def test_where_every_scope_applies_it_is_not_asked_what_a_step_renews(monkeypatch):
+    asked = []
+    monkeypatch.setattr("meshdsl.lowering.unused.returned_anew", lambda graph: asked.append(1))
+    assert not warned(products, ARGUMENTS, "params/z:m")
+    assert not asked
+
+
 def test_a_program_that_makes_a_state_may_lack_what_a_layout_is_for():
     def init(key):
         return {"params": md.random.normal(key, [x, y])}
