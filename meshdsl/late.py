@@ -36,6 +36,8 @@ CALLS = {
     "memory of a program": "meshdsl.lowering.costs.memory:memory",
     "flops of a program": "meshdsl.lowering.costs.flops:flops",
     "time of a program": "meshdsl.lowering.costs.simulation:step_seconds",
+    # Which code a process has imported, as the one that started it has noted.
+    "version of the loaded code": "meshdsl.training.processes.code_version:loaded",
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -96,17 +97,23 @@ class Executable:
                 compiler_options=dict(options) or None,
             )
 
-        self._jitted = jitted(compiler_options)
+        kind = type(self)
+        emitted = f"{kind.__module__}.{kind.__qualname__}", platform, _reusable(block, donated)
+
+        def compiled(options: Mapping[str, Flag]) -> Any:
+            self._jitted = jitted(options)
+            lower = functools.partial(self._jitted.lower, *avals)
+            return kept.compiled(lower, program, emitted, mesh, options)
+
         try:
-            self.compiled = kept.compiled(self._jitted.lower(*avals), mesh, compiler_options)
+            self.compiled = compiled(compiler_options)
         except jax.errors.JaxRuntimeError as error:
             if reason := unknown(error, compiler_options):
                 raise ValueError(reason) from error
             smaller = without_offloading(compiler_options, program.compiler_flags)
             if "RESOURCE_EXHAUSTED" not in str(error) or smaller is None:
                 raise
-            self._jitted = jitted(smaller)
-            self.compiled = kept.compiled(self._jitted.lower(*avals), mesh, smaller)
+            self.compiled = compiled(smaller)
             warnings.warn(WITHOUT_OFFLOADING, stacklevel=2)
 
     @property

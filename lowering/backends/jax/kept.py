@@ -1,16 +1,22 @@
 """Kept: programs that a process finds compiled when it starts again, where JAX keeps none.
 
 JAX's compilation cache is written by the first process alone. On CPUs it has another key in each
-process, so the others would compile at every start. Here each of them keeps its own, in the folder
-`process.N` of JAX's (`jax_compilation_cache_dir`), by two of JAX's rules: nothing is kept without
-that folder, nor what was compiled sooner than `jax_persistent_cache_min_compile_time_secs`. Nothing
-is deleted: JAX's limit of the folder's size does not count these files.
+process, so the others would compile at every start. Here each process of a job keeps its own, in
+the folder `process.N` of JAX's (`jax_compilation_cache_dir`), by two of JAX's rules: nothing is
+kept without that folder, nor what was compiled sooner than
+`jax_persistent_cache_min_compile_time_secs`. JAX's limit of the folder's size does not count these
+files.
+
+A file is called by the text of its program, as JAX lowers it. To trace and lower takes JAX most of
+the time of a start, so beside it is a file that is called by our program, and holds that name.
 
 Guarantees:
     A program is loaded only if all that its machine code depends on is the same: the text of the
     program, the options, versions, settings and flags, the devices, and what the CPU can do.
-    A file is complete or is not there. One that cannot be read or loaded is compiled anew, with a
-    warning, and replaced. A file that cannot be written costs a warning.
+    Without its text, only if all that the text follows from is the same too. What cannot be known
+    gives no name: the code of a process that no supervisor started, functions of the user's.
+    A file is complete or is not there. One that cannot be read or loaded is deleted, with a
+    warning, and the program compiled anew. A file that cannot be written costs a warning.
 
 As in JAX's cache, what is loaded is run: whoever can write the folder decides what this process
 does.
@@ -21,22 +27,30 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import os
+import re
 import sys
 import tempfile
+import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import jax
 from jax.experimental import serialize_executable
 
+from meshdsl.late import late
 from meshdsl.lowering.backends.compiler_flags import Flag
+from meshdsl.lowering.fingerprint import fingerprint
+from meshdsl.lowering.program import SpmdProgram
 
+_NAME = re.compile("[0-9a-f]{64}")
 _DIGEST = hashlib.sha256().digest_size
+_HIT, _MISS = (f"/jax/compilation_cache/cache_{what}" for what in ("hits", "misses"))
+_SEEN = threading.local()  # the events of the thread's last call of the compiler
 # What Linux says of a CPU that machine code depends on: on x86 and on Arm.
 _ABILITIES = (
     *("vendor_id", "cpu family", "model", "model name", "stepping", "flags"),
@@ -44,53 +58,153 @@ _ABILITIES = (
 )
 
 
-def compiled(lowered: Any, mesh: jax.sharding.Mesh, options: Mapping[str, Flag]) -> Any:
-    """Returns a lowered program compiled: the one that this process has kept, or a new one.
+def _installed(*names: str) -> list[str]:
+    found = []
+    for name in names:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found.append(f"{name} {importlib.metadata.version(name)}")
+    return found
 
-        compiled(jax.jit(f).lower(x), mesh, {})
+
+# As they were imported: others may be installed while this process runs.
+_COMPILING = _installed("jax", "jaxlib")
+_EMITTING = _installed("numpy", "ml_dtypes", "opt_einsum", "scipy")
+
+
+def compiled(
+    lower: Callable[[], Any],
+    program: SpmdProgram,
+    emitted: Sequence[Any],
+    mesh: jax.sharding.Mesh,
+    options: Mapping[str, Flag],
+) -> Any:
+    """Returns a program compiled: what this process has kept, or what `lower().compile()` makes.
 
     Args:
-        lowered: what `jax.jit(...).lower` returned.
+        lower: returns the program as `jax.jit(...).lower` does.
+        program: what is lowered.
+        emitted: whatever else its text depends on, but for the code and JAX's settings.
         options: those that the compiler is given.
     """
-    file = _file(lowered, mesh, options)
+    folder = _folder(mesh)
+    if folder is None:
+        return lower().compile()
+    case = _case(mesh, options)
+    name = _file_of_name(folder, case, program, emitted)
+    named = None if name is None else _read_name(name)
+    if named is not None and (found := _loaded(named, program, mesh)) is not None:
+        return found
+    lowered = lower()
+    file = _file(folder, case, lowered.as_text())
     if file is None:
         return lowered.compile()
-    if (found := _loaded(file, lowered, mesh)) is not None:
-        return found
-    began = time.monotonic()
-    made = lowered.compile()
-    if time.monotonic() - began >= _setting("jax_persistent_cache_min_compile_time_secs"):
-        _keep(file, made)
+    made = None if file == named else _loaded(file, program, mesh)
+    if made is None:
+        began = time.monotonic()
+        made, is_new = _compiled(lowered)
+        seconds = time.monotonic() - began
+        if is_new and seconds >= _setting("jax_persistent_cache_min_compile_time_secs"):
+            _keep(file, partial(_serialized, made))
+    if name is not None and named != file and file.exists():
+        _keep(name, file.name.encode)
     return made
 
 
-def _file(lowered: Any, mesh: jax.sharding.Mesh, options: Mapping[str, Flag]) -> Path | None:
-    """Returns where a program is kept; None: JAX keeps it, or nothing does."""
+def _compiled(lowered: Any) -> tuple[Any, bool]:
+    """Returns a compiled program, and whether it can be kept: JAX has not found it in its cache.
+
+    XLA writes one that it has read without parts of it, which then cannot run.
+    """
+    events = _SEEN.events = set[str]()
+    made = lowered.compile()
+    # The first process writes to JAX's cache whatever was not there, and JAX tells that.
+    return made, _HIT not in events and (jax.process_index() > 0 or _MISS in events)
+
+
+def _note(event: str, **_: Any) -> None:
+    events: set[str] = getattr(_SEEN, "events", set())
+    events.add(event)
+
+
+jax.monitoring.register_event_listener(_note)
+
+
+def _folder(mesh: jax.sharding.Mesh) -> Path | None:
+    """Returns where this process keeps programs; None: JAX keeps them, or nothing does."""
     folder = _setting("jax_compilation_cache_dir")
     on_cpus = mesh.devices.flat[0].platform == "cpu"
     enabled = folder and _setting("jax_enable_compilation_cache")
     # A program of one device is called by way of `jax.jit`, which would compile it again.
     if not enabled or not on_cpus or mesh.size == 1 or _abilities() is None:
         return None
-    if (number := jax.process_index()) == 0:
+    if jax.process_count() == 1:
         return None
-    text = lowered.as_text()
-    if "callback" in text:  # the address of a Python function is part of the machine code
-        return None
-    digest = hashlib.sha256(text.encode())
+    return Path(folder) / f"process.{jax.process_index()}"
+
+
+def _case(mesh: jax.sharding.Mesh, options: Mapping[str, Flag]) -> str:
+    """Returns all that machine code depends on beside the program."""
     devices = [(one.id, one.process_index, one.device_kind) for one in mesh.devices.flat]
     facts = [
         *(sorted(options.items()), sorted(jax.config.values.items())),
         *(_versions(), _abilities(), os.environ.get("XLA_FLAGS")),
-        *(number, jax.process_count(), mesh.devices.shape, devices),
+        *(jax.process_index(), jax.process_count(), mesh.devices.shape, mesh.axis_names, devices),
         [one.id for one in jax.local_devices(backend="cpu")],
     ]
-    digest.update(repr(facts).encode())
-    return Path(folder) / f"process.{number}" / digest.hexdigest()
+    return repr(facts)
 
 
-def _loaded(file: Path, lowered: Any, mesh: jax.sharding.Mesh) -> Any:
+def _file(folder: Path, case: str, text: str) -> Path | None:
+    """Returns the file of a program by its text; None: it cannot be kept."""
+    if "callback" in text:  # the address of a Python function is part of the machine code
+        return None
+    return folder / _hashed(case, text)
+
+
+def _file_of_name(
+    folder: Path, case: str, program: SpmdProgram, emitted: Sequence[Any]
+) -> Path | None:
+    """Returns the file with the name of a program's file; None: nobody can know its text.
+
+    The text follows from the program, the code that emits it, the libraries which that calls, and
+    the settings of JAX. Those that only the caller has, within `with jax.default_matmul_precision`
+    for example, cannot be listed: see `_is_plain`.
+    """
+    code, known = late("version of the loaded code")(), fingerprint(program)
+    if code is None or known is None or not _is_plain():
+        return None
+    return folder / f"{_hashed(case, code, known, repr((*emitted, *_emitting())))}.name"
+
+
+def _read_name(name: Path) -> Path | None:
+    """Returns the file that a file names; None: there is none."""
+    with suppress(OSError, ValueError):
+        text = name.read_text("ascii")
+        if _NAME.fullmatch(text):
+            return name.parent / text
+    return None
+
+
+def _is_plain() -> bool:
+    """Whether this thread has no settings, mesh or device of its own, by which JAX traces anew."""
+    traced = []
+
+    def probe() -> None:
+        traced.append(1)
+
+    function = jax.jit(probe)
+    other = threading.Thread(target=function.trace)
+    other.start()
+    other.join()
+    function.trace()
+    return len(traced) == 1
+
+
+def _hashed(*texts: str) -> str:
+    return hashlib.sha256(repr(texts).encode()).hexdigest()
+
+
+def _loaded(file: Path, program: SpmdProgram, mesh: jax.sharding.Mesh) -> Any:
     """Returns the program of a file; None: it is to be compiled."""
     try:
         content = file.read_bytes()
@@ -104,8 +218,8 @@ def _loaded(file: Path, lowered: Any, mesh: jax.sharding.Mesh) -> Any:
     try:
         return serialize_executable.deserialize_and_load(
             content[_DIGEST:],
-            lowered.in_tree,
-            lowered.out_tree,
+            jax.tree.structure((program.block.inputs, {})),
+            jax.tree.structure(program.block.outputs),
             here[0].client,
             [*mesh.devices.flat],
         )
@@ -115,17 +229,19 @@ def _loaded(file: Path, lowered: Any, mesh: jax.sharding.Mesh) -> Any:
 
 def _unusable(file: Path, reason: str) -> None:
     warnings.warn(
-        f"the compiled program in {file} cannot be used: {reason}. It is compiled again, and "
-        "replaced",
+        f"the compiled program in {file} cannot be used: {reason}. It is deleted, and compiled "
+        "again",
         stacklevel=2,
     )
+    with suppress(OSError):
+        file.unlink()
 
 
-def _keep(file: Path, made: Any) -> None:
-    """Writes a program into its file, as a whole or not at all."""
+def _keep(file: Path, content: Callable[[], bytes]) -> None:
+    """Writes a file as a whole or not at all."""
     unfinished = None
     try:
-        content, _, _ = serialize_executable.serialize(made)
+        written = content()
         file.parent.mkdir(parents=True, exist_ok=True)
         for left in file.parent.glob(f".{file.name}.*"):  # by a process that was killed
             left.unlink(missing_ok=True)
@@ -133,7 +249,7 @@ def _keep(file: Path, made: Any) -> None:
         handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
         unfinished = Path(name)
         with os.fdopen(handle, "wb") as stream:
-            stream.write(hashlib.sha256(content).digest() + content)
+            stream.write(written)
         os.replace(unfinished, file)
     except Exception as error:  # the disk is full, or the program has what cannot be written
         warnings.warn(
@@ -146,12 +262,22 @@ def _keep(file: Path, made: Any) -> None:
                 unfinished.unlink(missing_ok=True)
 
 
+def _serialized(made: Any) -> bytes:
+    content, _, _ = serialize_executable.serialize(made)
+    return hashlib.sha256(content).digest() + content
+
+
 def _setting(name: str) -> Any:
     return getattr(jax.config, name)
 
 
 def _versions() -> list[str]:
-    return [importlib.metadata.version(name) for name in ("jax", "jaxlib")]
+    return _COMPILING
+
+
+def _emitting() -> list[str]:
+    """Returns the versions of what takes part in emitting, but not in compiling."""
+    return [sys.version, *_EMITTING]
 
 
 @cache

@@ -24,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from meshdsl.training.launching.parent import end_with
+from meshdsl.training.processes.code_version import remember
 
 READY = b"!"  # what the template sends when it can be forked
 HEADER = 8  # bytes of the length of a request
@@ -45,6 +46,7 @@ def forked(supervisor: int, line: int, modules: Sequence[str]) -> None:
     end_with(supervisor)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else `waitpid` fails
     try:
+        remember()
         for module in modules:
             importlib.import_module(module)
     except Exception:  # processes without a template will say it

@@ -1,12 +1,18 @@
-"""The version of this package's code, which all processes of a job must share."""
+"""The version of this package's code, which all processes of a job must share.
+
+A process that runs for long may have imported other code than the files have now. `remember` and
+`loaded` tell these apart.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[2]
+_REMEMBERED: list[tuple[str, str]] = []  # the state of the files, and the version of the code
 
 
 def code_version(folder: Path = _PACKAGE) -> str:
@@ -14,14 +20,56 @@ def code_version(folder: Path = _PACKAGE) -> str:
 
     In a checkout, some of its folders are links, which `Path.rglob` does not follow.
     """
-    files = [
+    total = hashlib.sha256()
+    for file in _files(folder):
+        total.update(str(file.relative_to(folder)).encode())
+        total.update(file.read_bytes())
+    return total.hexdigest()[:12]
+
+
+def remember(folder: Path = _PACKAGE) -> None:
+    """Notes the version of the code; a process calls this before it imports what `loaded` is of.
+
+    Processes that are forked know it too.
+    """
+    _REMEMBERED.clear()
+    with suppress(OSError):  # files are being replaced
+        state, version = _state(folder), code_version(folder)
+        if _state(folder) == state:
+            _REMEMBERED.append((state, version))
+
+
+def loaded(folder: Path = _PACKAGE) -> str | None:
+    """Returns the version of the code that this process runs.
+
+    None: it is not known. The process has not called `remember`, or a file was written to since.
+    """
+    if not _REMEMBERED:
+        return None
+    (state, version), *_ = _REMEMBERED
+    try:
+        return version if _state(folder) == state else None
+    except OSError:  # files are being replaced
+        return None
+
+
+def _state(folder: Path) -> str:
+    """Returns a hash that changes when a file is written to, replaced, added or removed.
+
+    No program can set when a file's record was changed (`ctime`), so it also changes if a file gets
+    its old content again.
+    """
+    total = hashlib.sha256()
+    for file in _files(folder):
+        facts = file.stat()
+        total.update(f"{file} {facts.st_ino} {facts.st_size} {facts.st_ctime_ns}\0".encode())
+    return total.hexdigest()
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(
         Path(parent) / name
         for parent, _, names in os.walk(folder, followlinks=True)
         for name in names
         if name.endswith((".py", ".json"))
-    ]
-    total = hashlib.sha256()
-    for file in sorted(files):
-        total.update(str(file.relative_to(folder)).encode())
-        total.update(file.read_bytes())
-    return total.hexdigest()[:12]
+    )

@@ -67,7 +67,7 @@ def test_a_program_that_does_not_fit_with_hidden_collectives_is_compiled_without
     program = md.jit(lambda x: x + 1, backend="jax").lower(md.spec([dim]))
     asked = []
 
-    def compiled(lowered, mesh, options):
+    def compiled(lower, program, emitted, mesh, options):
         asked.append(options)
         if len(asked) == 1:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: CompileTimeHbmOom: 102G of 95G")

@@ -4,12 +4,20 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 
+import jax
 import pytest
 
+import meshdsl as md
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.backends.jax import kept
+from meshdsl.lowering.backends.jax.executable import device_mesh
 from tests.lowering.backends.tf.hosts.test_cluster import free_ports
 
-NEW = ("first", "cut short", "no program", "other versions", "other CPU")
+NEW = ("first", "in a context", "cut short", "no program", "other versions", "other CPU")
+BY_NAME = ("by name", "out of it")
 
 
 @pytest.fixture(scope="module")
@@ -42,30 +50,128 @@ def starts(tmp_path_factory):
 
 @pytest.mark.long
 def test_no_process_compiles_again_when_it_starts_again(starts):
-    """The first process finds its programs in JAX's own cache."""
     first, second = starts
     assert [one["first"]["compiled"] for one in first] == [1, 1]
     assert [one["first"]["compiled"] for one in second] == [0, 0]
-    assert first[0]["files"] == [] and len(first[1]["files"]) == 3
-    assert second[1]["files"] == first[1]["files"]  # each with its name, and nothing unfinished
+    for one, again, count in zip(first, second, (1, 4), strict=True):
+        names = [file for file in one["files"] if file.endswith(".name")]
+        assert len(names) == 2 and len(one["files"]) == 2 + count
+        assert again["files"] == one["files"]  # each with its name, and nothing unfinished
 
 
 @pytest.mark.long
 def test_only_a_whole_file_of_the_same_case_is_loaded(starts):
-    told = {name: one for name, one in starts[0][1].items() if name != "files"}
-    assert [name for name, one in told.items() if one["compiled"]] == [*NEW]
-    warned = {name: one["warnings"] for name, one in told.items() if one["warnings"]}
+    zero, one = ({k: one for k, one in told.items() if k != "files"} for told in starts[0])
+    assert [name for name, told in one.items() if told["compiled"]] == [*NEW]
+    warned = {name: told["warnings"] for name, told in one.items() if told["warnings"]}
     assert [*warned] == ["cut short", "no program"]
-    assert all("compiled again, and replaced" in each for (each,) in warned.values())
+    assert all("deleted, and compiled again" in each for (each,) in warned.values())
     assert "process.1/" in warned["cut short"][0] and "it is damaged" in warned["cut short"][0]
+    # What JAX has read from its own cache is not kept: it would lack functions.
+    assert [name for name, told in zero.items() if told["compiled"]] == ["first"]
+    assert [name for name, told in zero.items() if told["warnings"]] == ["cut short"]
+
+
+@pytest.mark.long
+def test_a_program_whose_text_is_known_by_its_name_is_not_lowered(starts):
+    """Neither by another version of the code, nor with settings of this thread alone."""
+    for number, start in enumerate(starts):
+        again = ["named", "other code"] * number
+        for process in start:
+            told = {name: one for name, one in process.items() if name != "files"}
+            assert {name for name, one in told.items() if not one["lowered"]} == {*BY_NAME, *again}
 
 
 @pytest.mark.long
 def test_a_loaded_program_is_the_compiled_one(starts):
     """Results to the bit, donated buffers, memory and shardings."""
+    told_how = dict.fromkeys(("compiled", "lowered", "warnings"))
     for start in starts:
         for process in start:
             told = [one for name, one in process.items() if name != "files"]
-            one, *others = [{**each, "compiled": None, "warnings": None} for each in told]
+            one, *others = [{**each, **told_how} for each in told]
             assert one["reused"] and all(other == one for other in others)
             assert one["shards"] == starts[0][start.index(process)]["again"]["shards"]
+
+
+def double(x):
+    return x + x
+
+
+def triple(x):
+    return x + x + x
+
+
+def lowered(function=double, mesh="data:2", **options):
+    return md.jit(function, mesh, "row:data", **options).lower(md.spec([md.Dimension("row", 8)]))
+
+
+def in_case(patch, **changed):
+    """Has `kept` and JAX say what is given."""
+    state = {"code": "code 1", "process": 1, "processes": 2} | changed
+    patch.setattr(kept, "late", lambda name: lambda: state["code"])
+    patch.setattr(jax, "process_index", lambda: state["process"])
+    patch.setattr(jax, "process_count", lambda: state["processes"])
+    for name in {"_versions", "_abilities", "_emitting"} & {*changed}:
+        patch.setattr(kept, name, partial(changed.get, name))
+    if "XLA_FLAGS" in changed:
+        patch.setenv("XLA_FLAGS", changed["XLA_FLAGS"])
+
+
+def name(monkeypatch, program=None, options=(), config=(), **changed):
+    """Returns the file that has the name of a program's file, in a case."""
+    made = lowered() if program is None else program
+    before = {each: getattr(jax.config, each) for each, _ in config}
+    with monkeypatch.context() as patch:
+        in_case(patch, **changed)
+        try:
+            for each, value in config:
+                jax.config.update(each, value)
+            found = kept._case(device_mesh(made.mesh), dict(options))
+            return kept._file_of_name(
+                Path(), found, made, changed.get("emitted", ("kind", None, 0))
+            )
+        finally:
+            for each, value in before.items():
+                jax.config.update(each, value)
+
+
+def test_a_change_of_anything_that_a_program_depends_on_gives_another_name(monkeypatch):
+    """Else an old program would be run in place of the new one."""
+    cases = [
+        *({}, {"program": lowered(triple)}, {"program": lowered(mesh="data:4")}),
+        *({"program": lowered(donate="x")}, {"program": lowered(backend="jax_auto")}),
+        *({"emitted": ("another kind", None, 0)}, {"emitted": ("kind", "tpu", 0)}),
+        *({"emitted": ("kind", None, 1)}, {"code": "code 2"}, {"process": 0}, {"processes": 3}),
+        *({"_versions": ["0.0"]}, {"_abilities": ("no AVX",)}, {"_emitting": ["Python 4"]}),
+        *({"options": [("xla_cpu_enable_fast_math", value)]} for value in (True, False)),
+        *({"config": [("jax_default_matmul_precision", each)]} for each in ("high", "highest")),
+        *(
+            {"config": [("jax_numpy_dtype_promotion", "strict")]},
+            {"XLA_FLAGS": "--xla_cpu_use_fusion=false"},
+        ),
+    ]
+    names = [name(monkeypatch, **case) for case in cases]
+    assert [case for case, one in zip(cases, names, strict=True) if one is None] == []
+    twice = [case for case, one in zip(cases, names, strict=True) if names.count(one) > 1]
+    assert twice == []
+    assert [name(monkeypatch, **case) for case in cases] == names
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        lambda: jax.default_matmul_precision("highest"),
+        lambda: jax.default_device(jax.devices()[1]),
+        lambda: jax.set_mesh(device_mesh(Mesh.parse("data:2"))),
+        lambda: jax.numpy_dtype_promotion("strict"),
+    ],
+)
+def test_with_settings_of_this_thread_alone_no_program_has_a_name(context, monkeypatch):
+    assert name(monkeypatch) is not None
+    with context():
+        assert name(monkeypatch) is None
+
+
+def test_without_the_version_of_its_code_no_program_has_a_name(monkeypatch):
+    assert name(monkeypatch, code=None) is None

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from jax.experimental import multihost_utils
 
+from meshdsl.training.processes import code_version as versions
 from meshdsl.training.processes.code_version import code_version
 from meshdsl.training.processes.joining import check_devices, gathered
 from tests.lowering.backends.tf.hosts.test_cluster import free_ports
@@ -328,6 +329,26 @@ def test_a_change_in_a_linked_folder_is_another_version(changed, tmp_path):
     assert code_version(package) == before
     (tmp_path / changed).write_text("1")
     assert code_version(package) != before
+
+
+def test_the_version_of_the_loaded_code_is_known_while_no_file_is_written_to(tmp_path, monkeypatch):
+    """Not even with the old content: a process may have imported what was there in between."""
+    monkeypatch.setattr(versions, "_REMEMBERED", [])
+    file, other = tmp_path / "a.py", tmp_path / "b.json"
+    file.write_text("1")
+    assert versions.loaded(tmp_path) is None  # nobody has remembered it
+    changes = [
+        *(lambda: file.write_text("2"), lambda: file.write_text("2"), lambda: other.write_text("")),
+        *(lambda: os.utime(file, (0, 0)), other.unlink, lambda: file.rename(tmp_path / "c.py")),
+    ]
+    for change in changes:
+        versions.remember(tmp_path)
+        assert versions.loaded(tmp_path) == versions.loaded(tmp_path) == code_version(tmp_path)
+        (tmp_path / "a.txt").write_text("no code")
+        assert versions.loaded(tmp_path) is not None
+        time.sleep(0.01)  # clocks of file systems are coarse
+        change()
+        assert versions.loaded(tmp_path) is None
 
 
 def test_texts_of_any_length_are_gathered_by_few_programs(monkeypatch):
