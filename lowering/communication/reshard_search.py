@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -172,6 +173,7 @@ class Problem:
         queue = [(self.missing(self.start), 0, 0, self.start)]
         done: set[State] = set()
         permuted: dict[object, _Cost] = {}
+        limit = math.inf  # what a known chain sends: dearer ones are not looked at
         while self.goal not in done:
             *_, state = heapq.heappop(queue)
             if state in done:
@@ -186,13 +188,19 @@ class Problem:
                 steps = chain(steps, self.permutes(state))
             for sent, step in steps:
                 there = step.state
-                if there in done:
+                if wire + sent > limit or there in done:
                     continue
                 cost = (wire + sent, moves + 1, collectives + _COLLECTIVES.get(step.op, 1))
-                if there not in best or cost < best[there]:
-                    best[there] = cost
-                    came[there] = state, step
-                    heapq.heappush(queue, (cost[0] + self.missing(there), *cost[1:], there))
+                if there in best and cost >= best[there]:
+                    continue
+                bound = cost[0] + self.missing(there)
+                if bound > limit:
+                    continue
+                if there == self.goal:
+                    limit = cost[0]
+                best[there] = cost
+                came[there] = state, step
+                heapq.heappush(queue, (bound, *cost[1:], there))
         steps_back: list[Step] = []
         state = self.goal
         while state != self.start:
@@ -305,7 +313,7 @@ class Problem:
         sent = round(wire_bytes(op, payload * self.extent, devices))
         if self.prices is not None:
             return sent * self.prices.price(op, axes or self.sizes).parts
-        across = self.slow and not self.slow.isdisjoint(axes or self.sizes)
+        across = not self.slow.isdisjoint(axes) if axes else self.is_across
         return sent * SLOWER if across else sent
 
     def payload(self, step: Step, state: State) -> int:
@@ -329,8 +337,14 @@ class Problem:
         """
         if self.prices is not None:
             return self.missing_bytes(state, 0) * self.lowest
-        slow = (SLOWER - 1) * self.crossing(state) if self.slow else 0
-        return self.missing_bytes(state, slow)
+        if not self.is_across:
+            return self.missing_bytes(state, 0)
+        slow = (SLOWER - 1) * self.crossing(state)
+        bound = self.missing_bytes(state, slow)
+        if any(self.padded):
+            return bound
+        # A chain either permutes, across the slow axes too, or moves axes to each dim by itself.
+        return max(bound, min(self.landing(state[0]) + slow, SLOWER * self.least))
 
     def missing_bytes(self, state: State, slow: int) -> int:
         """Returns a lower bound on the wire bytes from a state to the goal.
@@ -349,10 +363,10 @@ class Problem:
             slow: what bytes across slow axes count more than others.
         """
         splits, pending = state
-        needed = self.extent * self.volume(self.goal[0])
+        needed = self.needed
         if self.proper(pending):
             copies = self.extent // math.prod(map(self.shards, self.goal[0]))
-            sent = math.prod(self.room) * (self.shards(pending) + copies - 2)
+            sent = self.least * (self.shards(pending) + copies - 2)
             return max(needed, sent) + slow
         needed += slow
         if any(self.padded):
@@ -367,10 +381,34 @@ class Problem:
             nested.append(longer)
         return needed - self.extent * self.volume(tuple(nested))
 
+    def landing(self, splits: Splits) -> int:
+        """Returns a lower bound on the bytes of a chain without permutes, where no dim has pads.
+
+        A dim whose goal has an axis that splits another dim gets it by a move to this dim alone, or
+        after a gather, which sends no less. That sends all but one part of a block, and no block is
+        smaller than where all axes split.
+        """
+        place = {axis: at for at, axes in enumerate(splits) for axis in axes}
+        sent = 0
+        for at, axes in enumerate(self.goal[0]):
+            parts = max([self.sizes[axis] for axis in axes if place.get(axis, at) != at], default=1)
+            sent += self.least * (parts - 1) // parts
+        return sent
+
     def crossing(self, state: State) -> int:
-        """Returns a lower bound on the bytes across slow axes, not weighed by `SLOWER`."""
+        """Returns a lower bound on the bytes across slow axes, not weighed by `SLOWER`.
+
+        The devices at one position along a single slow axis must receive what they need together
+        and do not own together. With several slow axes, or pads, only amounts are compared.
+        """
         splits, pending = state
         slow = [axis for axis in self.sizes if axis in self.slow]
+        if len(slow) == 1 and not any(self.padded):
+            (axis,) = slow
+            here, there = self.digit(axis, splits), self.digit(axis, self.goal[0])
+            if here and there:
+                same, parts = _agreement(here, there, self.sizes[axis])
+                return self.least - self.least * same // parts
         sums = self._across(pending)
         owned = math.prod([self.sizes[axis] for axis in slow]) // sums
         wanted = owned * sums
@@ -378,7 +416,14 @@ class Problem:
             owned //= self._across(have)
             wanted //= self._across(want)
         sent = sums + wanted - 2 if sums > 1 else max(0, wanted - owned)
-        return math.prod(self.room) * sent
+        return self.least * sent
+
+    def digit(self, axis: str, splits: Splits) -> tuple[int, int] | None:
+        """Returns the dim that an axis splits, and into how many parts the axes before it do."""
+        for at, axes in enumerate(splits):
+            if axis in axes:
+                return at, self.shards(axes[: axes.index(axis)])
+        return None
 
     def _across(self, axes: tuple[str, ...]) -> int:
         """Returns the number of device groups that the slow ones of some axes separate."""
@@ -408,6 +453,21 @@ class Problem:
     def proper(self, axes: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the axes of a size above 1."""
         return tuple([axis for axis in axes if self.sizes[axis] > 1]) if self.idle else axes
+
+    @cached_property
+    def needed(self) -> int:
+        """The elements that all devices together need in the goal."""
+        return self.extent * self.volume(self.goal[0])
+
+    @cached_property
+    def least(self) -> int:
+        """The elements of all shards together where all axes split, so that none has a copy."""
+        return math.prod(self.room)
+
+    @cached_property
+    def is_across(self) -> bool:
+        """Whether a chain may use slow axes."""
+        return not self.slow.isdisjoint(self.sizes)
 
     @cached_property
     def idle(self) -> bool:
@@ -451,6 +511,23 @@ def _prefix(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
     while same < min(len(first), len(second)) and first[same] == second[same]:
         same += 1
     return first[:same]
+
+
+@lru_cache(maxsize=1 << 10)
+def _agreement(here: tuple[int, int], there: tuple[int, int], size: int) -> tuple[int, int]:
+    """Returns how many positions, of how many, have the same index along an axis in two layouts.
+
+    Args:
+        here, there: as `Problem.digit` returns them.
+        size: that of the axis.
+    """
+    if here[0] != there[0]:
+        return 1, size
+    parts = math.lcm(here[1] * size, there[1] * size)
+    before, after = (
+        [n * at * size // parts % size for n in range(parts)] for _, at in (here, there)
+    )
+    return sum(map(operator.eq, before, after)), parts
 
 
 def _without(axes: tuple[str, ...], gone: tuple[str, ...]) -> tuple[str, ...]:

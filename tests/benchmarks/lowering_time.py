@@ -26,6 +26,8 @@ SIX_LAYOUT = (
     "batch:slice+data+rows; length:context; memory_length:context; heads:model; d_ff:model; "
     "vocab:model+expert; params/embed:data+rows; optimizer/embed:slice+data+rows"
 )
+TURNED = "ab:slice+data; cd:rows+context; ef:model+expert"
+TURNED_TO = "x:rows+context; y:model+expert; z:slice+data"
 THREE_LAYOUT = "batch:data; heads:model; d_ff:model; vocab:model; params/embed:data"
 
 
@@ -57,6 +59,12 @@ def training_step(name: str, batch: int) -> tuple[Callable, tuple]:
     return step, (spec_of(create(model.init, optimizer)), model.batch_spec(batch, model.length))
 
 
+def renaming() -> tuple[Callable, tuple]:
+    """Returns a function that renames three dims, and the spec of its argument."""
+    dims = md.dims(ab=1 << 16, cd=1 << 16, ef=1 << 16)
+    return lambda x: x.rename(ab="x", cd="y", ef="z"), (md.spec(dims, "float32"),)
+
+
 def spent(function: Callable, *args: object) -> float:
     """Returns the processor time of a call, in seconds."""
     start = time.process_time()
@@ -64,9 +72,11 @@ def spent(function: Callable, *args: object) -> float:
     return time.process_time() - start
 
 
-def lowering(step: Callable, specs: tuple, mesh: str, layout: str) -> tuple[float, float]:
+def lowering(
+    step: Callable, specs: tuple, mesh: str, layout: str, donate: str | tuple[str, ...] = "state"
+) -> tuple[float, float]:
     """Returns the processor time of tracing alone, and of tracing and lowering."""
-    jitted = md.jit(step, mesh=mesh, layout=layout, donate="state")
+    jitted = md.jit(step, mesh=mesh, layout=layout, donate=donate)
     return spent(jitted.trace, *specs), spent(jitted.lower, *specs)
 
 
@@ -83,6 +93,8 @@ def main() -> None:
     ):
         trace, both = lowering(*training_step(name, 1024), mesh, layout)
         print(f"{name} on {mesh}: trace {trace:.2f} s, with lowering {both:.2f} s")
+    _, both = lowering(*renaming(), SIX_AXES, f"{TURNED}; {TURNED_TO}", donate=())
+    print(f"a rename that turns six axes: {both:.2f} s")
     glob, path = "/".join(["**"] * 14) + "/nowhere", "/".join("abcdefghijklmnop")
     print(f"a glob with 14 times **: {spent(matches, glob, path):.4f} s")
     rules = "; ".join(f"params/layer_{i}/w/embed:data" for i in range(20_000))
