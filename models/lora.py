@@ -18,7 +18,7 @@ import jax
 import meshdsl as md
 from meshdsl.models.layers.block import Block
 from meshdsl.models.layers.low_rank import LowRank
-from meshdsl.models.model import Model
+from meshdsl.models.model import Decoding, Model
 from meshdsl.nn import initializers
 from meshdsl.optim.masks import means, unmatched
 from meshdsl.tensors.dims import Dimension
@@ -71,22 +71,27 @@ def with_lora(model: Model, ranks: str) -> Model:
     def loss(params: Any, batch: Mapping[str, md.Tensor]) -> Any:
         return model.loss(_merged(params), batch)
 
-    decoding = model.decoding
-    if decoding is not None:
-        encode = decoding.encode
-        decoding = dataclasses.replace(
-            decoding,
-            prepare=functools.partial(_with_sums, decoding.prepare),
-            step=functools.partial(_with_sums, decoding.step),
-            encode=None if encode is None else functools.partial(_with_sums, encode),
-        )
     rebuild = model.rebuild
     return dataclasses.replace(
         model,
         init=init,
         loss=loss,
-        decoding=decoding,
+        decoding=_decoding_sums(model.decoding),
         rebuild=None if rebuild is None else lambda config: with_lora(rebuild(config), ranks),
+    )
+
+
+def _decoding_sums(decoding: Decoding | None) -> Decoding | None:
+    """Returns the decoding of a model with adapters."""
+    if decoding is None:
+        return None
+    encode = decoding.encode
+    return dataclasses.replace(
+        decoding,
+        prepare=functools.partial(_with_sums, decoding.prepare),
+        step=functools.partial(_with_sums, decoding.step),
+        encode=None if encode is None else functools.partial(_with_sums, encode),
+        unrolled=_decoding_sums(decoding.unrolled),
     )
 
 

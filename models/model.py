@@ -41,7 +41,8 @@ class Cache(md.Module):
         start: s32[]; how many positions have been read, pads included.
         pads: s32[batch]; how many positions at the start of a row are pads.
         layers: of each stack of layers, tensors [layers, batch, memory_length, ...] by name; with
-            pages, [layers, memory_length, ...].
+            pages, [layers, memory_length, ...]. A stack that is unrolled has a tensor for each of
+            its layers, without the dim.
         memory: what the decoder of an encoder-decoder attends to, likewise.
         memory_pads: s32[batch]; how many of its positions are pads, at the start.
         pages: of a paged cache: whose text has which slot.
@@ -101,6 +102,8 @@ class Decoding:
         window: how many positions back a token sees; None: all.
         paged: whether `step` also takes caches with `pages`: it has its slots from `Cache.slots`,
             and returns `Cache.after`.
+        unrolled: the same for parameters and caches whose stacks are taken apart, which is faster;
+            it is used where no rule of the layout splits `layers`.
 
     Raises:
         ValueError: there is neither `empty` nor `encode`, or there are both.
@@ -141,6 +144,7 @@ class Decoding:
     max_length: int | None = None
     window: int | None = None
     paged: bool = False
+    unrolled: Decoding | None = None
 
     def __post_init__(self) -> None:
         if (self.empty is None) == (self.encode is None):

@@ -20,17 +20,23 @@ from meshdsl.models.layers import (
     LayerCache,
     Norm,
     Shared,
+    apart,
     distance_bias,
     empty_cache,
+    empty_caches,
     init_blocks,
     init_distances,
     init_learned,
     init_norm,
+    joined_caches,
+    layers_of,
     learned_positions,
     rotations_of,
     run_blocks,
+    step_apart,
     step_blocks,
     undropping,
+    unrolls,
     with_routers,
 )
 from meshdsl.models.model import Cache, Decoding, Model
@@ -98,12 +104,12 @@ class Stack(md.Module):
         return self._normed(config, x), losses
 
     def step(
-        self, config: TransformerConfig, x: md.Tensor, cache: Cache
+        self, config: TransformerConfig, x: md.Tensor, cache: Cache, unrolled: bool
     ) -> tuple[md.Tensor, Cache]:
         """Returns the stream of new positions, and the cache with them."""
         assert cache.memory is not None and cache.memory_pads is not None
         length, ((name, own),) = x.shape.get("length"), cache.layers.items()
-        memory = cache.memory["keys"].shape.get("memory_length")
+        memory = next(iter(cache.memory.values())).shape.get("memory_length")
         slots = cache.slots(length)
         if self.positions is not None:
             x = x + md.take(self.positions, slots.text_positions, "max_length")
@@ -115,7 +121,8 @@ class Stack(md.Module):
             **rotations_of(config, length, slots.text_positions, slots.reach),
         )
         x = config.policy.to_compute(x)
-        x, own = step_blocks(config, self.blocks, x, shared, own, cache.memory)
+        step = step_apart if unrolled else step_blocks
+        x, own = step(config, self.blocks, x, shared, own, cache.memory)
         return self._normed(config, x), cache.after(slots, {name: own})
 
     def _normed(self, config: TransformerConfig, x: md.Tensor) -> md.Tensor:
@@ -179,7 +186,12 @@ def logits(
 
 
 def encode(
-    config: TransformerConfig, params: T5, source: md.Tensor, pads: md.Tensor, positions: int
+    config: TransformerConfig,
+    params: T5,
+    source: md.Tensor,
+    pads: md.Tensor,
+    positions: int,
+    unrolled: bool = False,
 ) -> Cache:
     """Returns the cache of a decoder that has read nothing, with what the encoder leaves.
 
@@ -187,6 +199,7 @@ def encode(
         source: what the encoder reads: integers [batch, length].
         pads: s32[batch]; positions at the start of each row of `source` that are pads.
         positions: how many the decoder is to keep, `memory_length`.
+        unrolled: as for `decode_step`.
     """
     batch = source.shape.get("batch")
     x = md.take(params.embedding, source, "vocab")
@@ -195,26 +208,38 @@ def encode(
     encoded, _ = encoder(config, x, causal=False, pads=pads)
     encoded = encoded.rename(length="memory_length")
 
-    def of_memory(_: None, block: Block) -> tuple[None, LayerCache]:
+    def of_memory(block: Block) -> LayerCache:
         assert block.cross is not None
-        return None, config.policy.to_compute(block.cross).of_memory(encoded)
+        return config.policy.to_compute(block.cross).of_memory(encoded)
 
-    _, memory = md.scan(of_memory, None, params.decoder.blocks, dim="layers")
-    layers, room = config.dims[0], Dimension("memory_length", positions)
-    own = {"decoder": empty_cache(config, [layers, batch, room])}
+    layers, blocks = config.dims[0], params.decoder.blocks
+    slots = [batch, Dimension("memory_length", positions)]
+    if unrolled:
+        own = empty_caches(config, layers.size, slots)
+        memory = joined_caches([of_memory(block) for block in layers_of(blocks)])
+    else:
+        own = empty_cache(config, [layers, *slots])
+        _, memory = md.scan(
+            lambda _, block: (None, of_memory(block)), None, blocks, dim=layers.name
+        )
     start = md.zeros([], "int32")
-    return Cache(start, md.zeros([batch], "int32"), own, memory, pads)
+    return Cache(start, md.zeros([batch], "int32"), {"decoder": own}, memory, pads)
 
 
 def decode_step(
-    config: TransformerConfig, params: T5, tokens: md.Tensor, cache: Cache, every: bool = False
+    config: TransformerConfig,
+    params: T5,
+    tokens: md.Tensor,
+    cache: Cache,
+    every: bool = False,
+    unrolled: bool = False,
 ) -> tuple[md.Tensor, Cache]:
     """Returns the scores of the token after `tokens`, and the cache with these.
 
     See `transformer.decode_step`.
     """
     x = md.take(params.embedding, tokens, "vocab")
-    x, cache = params.decoder.step(config, x, cache)
+    x, cache = params.decoder.step(config, x, cache, unrolled)
     if not every:
         x = md.index(x, "length", tokens.shape.get("length").size - 1)
     return _scores(config, params, x), cache
@@ -232,12 +257,14 @@ def _table(config: TransformerConfig, params: T5) -> md.Tensor:
     return config.policy.to_compute(params.embedding) * config.embed**-0.5
 
 
-def prepared(config: TransformerConfig, params: T5) -> T5:
+def prepared(config: TransformerConfig, params: T5, unrolled: bool = False) -> T5:
     """Returns parameters for decoding; see `transformer.prepared`."""
-    cast = config.policy.to_compute
     encoder, decoder = (
-        each.replace(blocks=cast(each.blocks)) for each in (params.encoder, params.decoder)
+        each.replace(blocks=config.policy.to_compute(each.blocks))
+        for each in (params.encoder, params.decoder)
     )
+    if unrolled:  # the encoder reads a prompt once: a loop is fast enough
+        decoder = decoder.replace(blocks=apart(decoder.blocks))
     return params.replace(encoder=encoder, decoder=decoder, unembedding=_table(config, params))
 
 
@@ -274,14 +301,19 @@ def t5(name: str, config: T5Config, batch_size: int, length: int) -> Model:
         batch_size=batch_size,
         length=min(length, 2 * config.max_length) if config.positions == "learned" else length,
         config=config,
-        decoding=Decoding(
-            step=partial(decode_step, config),
-            encode=partial(encode, config),
-            prepare=partial(prepared, config),
-            start=config.decoder_start,
-            max_length=config.max_length if config.positions == "learned" else None,
-            window=config.common_window,
-            paged=True,
-        ),
+        decoding=_decoding(config),
         rebuild=lambda config: t5(name, config, batch_size, length),
+    )
+
+
+def _decoding(config: T5Config, unrolled: bool = False) -> Decoding:
+    return Decoding(
+        step=partial(decode_step, config, unrolled=unrolled),
+        encode=partial(encode, config, unrolled=unrolled),
+        prepare=partial(prepared, config, unrolled=unrolled),
+        start=config.decoder_start,
+        max_length=config.max_length if config.positions == "learned" else None,
+        window=config.common_window,
+        paged=True,
+        unrolled=_decoding(config, True) if unrolls(config) and not unrolled else None,
     )

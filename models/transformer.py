@@ -22,9 +22,11 @@ from meshdsl.models.layers import (
     Drawing,
     Norm,
     Shared,
+    apart,
     balanced,
     distance_bias,
     empty_cache,
+    empty_caches,
     init_blocks,
     init_distances,
     init_learned,
@@ -32,7 +34,9 @@ from meshdsl.models.layers import (
     learned_positions,
     rotations_of,
     run_blocks,
+    step_apart,
     step_blocks,
+    unrolls,
     with_routers,
 )
 from meshdsl.models.model import Cache, Decoding, Model
@@ -112,36 +116,49 @@ def logits(config: TransformerConfig, params: Transformer, tokens: md.Tensor) ->
     return _scores(config, params, states(config, params, tokens)[0])
 
 
-def prepared(config: TransformerConfig, params: Transformer) -> Transformer:
+def prepared(config: TransformerConfig, params: Transformer, unrolled: bool = False) -> Transformer:
     """Returns parameters for decoding, in the dtype that steps compute in.
 
     Tables that are looked up stay as they are, since they are read before the cast. A step reads
     all of the table that makes the scores: an embedding that does both has a copy for these.
+
+    Args:
+        unrolled: whether the layers are `apart`.
     """
     policy, cast = config.policy, config.policy.to_compute
+
+    def of_steps(blocks: Block) -> Block:
+        return apart(cast(blocks)) if unrolled else cast(blocks)
+
     scores = params.unembedding
     if scores is None and policy.compute != params.embedding.dtype:
         scores = params.embedding
     return replace(
         params,
-        blocks=cast(params.blocks),
-        dense_blocks=None if params.dense_blocks is None else cast(params.dense_blocks),
+        blocks=of_steps(params.blocks),
+        dense_blocks=None if params.dense_blocks is None else of_steps(params.dense_blocks),
         final_norm=None if params.final_norm is None else cast(params.final_norm),
         unembedding=None if scores is None else cast(scores),
     )
 
 
-def new_cache(config: TransformerConfig, pads: md.Tensor, positions: int) -> Cache:
+def new_cache(
+    config: TransformerConfig, pads: md.Tensor, positions: int, unrolled: bool = False
+) -> Cache:
     """Returns the cache of texts of which nothing has been read.
 
     Args:
         pads: s32[batch].
         positions: how many of a text are kept, `memory_length`; see `nn.slots_needed`.
+        unrolled: as for `decode_step`.
     """
-    batch, memory = pads.shape.get("batch"), Dimension("memory_length", positions)
-    stacks = {}
-    for name, layers in _stacks(config).items():
-        stacks[name] = empty_cache(config, [Dimension("layers", layers), batch, memory])
+    slots = [pads.shape.get("batch"), Dimension("memory_length", positions)]
+    stacks = {
+        name: empty_caches(config, layers, slots)
+        if unrolled
+        else empty_cache(config, [Dimension("layers", layers), *slots])
+        for name, layers in _stacks(config).items()
+    }
     return Cache(md.zeros([], "int32"), pads, stacks)
 
 
@@ -157,6 +174,7 @@ def decode_step(
     tokens: md.Tensor,
     cache: Cache,
     every: bool = False,
+    unrolled: bool = False,
 ) -> tuple[md.Tensor, Cache]:
     """Returns the scores of the token after `tokens`, [batch, vocab], and the cache with these.
 
@@ -167,6 +185,7 @@ def decode_step(
         tokens: [batch, length]; one token of each text, or many at once. See `nn.Slots` for what
             fits a cache that is shorter than the text.
         every: whether to return the scores after each of the tokens, [batch, length, vocab].
+        unrolled: whether the layers of parameters and cache are `apart`.
     """
     length, policy = tokens.shape.get("length"), config.policy
     slots = cache.slots(length)
@@ -180,8 +199,9 @@ def decode_step(
         **rotations_of(config, length, slots.text_positions, slots.reach),
     )
     x, stacks = policy.to_compute(x), {}
+    step = step_apart if unrolled else step_blocks
     for name in _stacks(config):
-        x, stacks[name] = step_blocks(config, getattr(params, name), x, shared, cache.layers[name])
+        x, stacks[name] = step(config, getattr(params, name), x, shared, cache.layers[name])
     if not every:
         x = md.index(x, "length", length.size - 1)
     if params.final_norm is not None:
@@ -243,13 +263,18 @@ def transformer(name: str, config: TransformerConfig, batch_size: int, length: i
         packed=True,
         masked=True,
         config=config,
-        decoding=Decoding(
-            step=partial(decode_step, config),
-            empty=partial(new_cache, config),
-            prepare=partial(prepared, config),
-            max_length=config.max_length if config.positions == "learned" else None,
-            window=config.common_window,
-            paged=True,
-        ),
+        decoding=_decoding(config),
         rebuild=lambda config: transformer(name, config, batch_size, length),
+    )
+
+
+def _decoding(config: TransformerConfig, unrolled: bool = False) -> Decoding:
+    return Decoding(
+        step=partial(decode_step, config, unrolled=unrolled),
+        empty=partial(new_cache, config, unrolled=unrolled),
+        prepare=partial(prepared, config, unrolled=unrolled),
+        max_length=config.max_length if config.positions == "learned" else None,
+        window=config.common_window,
+        paged=True,
+        unrolled=_decoding(config, True) if unrolls(config) and not unrolled else None,
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import queue
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lm_eval.api.model import TemplateLM
@@ -78,7 +79,8 @@ class HarnessModel(TemplateLM):
         super().__init__()
         most = None if model.decoding is None else model.decoding.max_length
         self.model, self.max_length = model, length or min(LENGTH, most or LENGTH)
-        self.batch_size, self._place = batch_size, place or Place()
+        # What scores texts and what writes them read the same parameters: as a scorer has them.
+        self.batch_size, self._place = batch_size, replace(place or Place(), unrolls=False)
         sizes: dict[str, Any] = {"length": self.max_length, "batch_size": batch_size}
         self.scorer = LikelihoodScorer(model, **sizes, place=self._place)
         assert model.decoding is not None

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshdsl import nn, ops
-from meshdsl.layouts.layout import Layout, LayoutLike
+from meshdsl.layouts.layout import Layout, LayoutLike, Rule
 from meshdsl.layouts.mesh import MeshLike
 from meshdsl.layouts.validate import LayoutWarning
 from meshdsl.lowering.lower import tensors_of
 from meshdsl.lowering.program import SpmdProgram
-from meshdsl.models.model import Cache, Model
+from meshdsl.models.model import Cache, Decoding, Model
 from meshdsl.ops import random
 from meshdsl.running.jit import Compiled, jit
 from meshdsl.tensors.dims import Dimension
@@ -70,12 +70,28 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Place:
-    """Where programs run: as in `md.jit`. Rules for training only are left out."""
+    """Where programs run: as in `md.jit`. Rules for training only are left out.
+
+    Attributes:
+        unrolls: whether models are decoded with `Decoding.unrolled`, where they have it.
+    """
 
     mesh: MeshLike | None = None
     layout: LayoutLike | None = None
     backend: str = "jax"
     options: Options | None = None
+    unrolls: bool = True
+
+    def decoding(self, model: Model) -> Decoding:
+        """Returns how a model writes text here."""
+        assert model.decoding is not None
+        stacked = any(rule.dim == "layers" for rule in self._rules) or not self.unrolls
+        return model.decoding if stacked else model.decoding.unrolled or model.decoding
+
+    @property
+    def _rules(self) -> tuple[Rule, ...]:
+        rules = Layout.of(self.layout).rules
+        return tuple(rule for rule in rules if rule.scope.split("/")[0] not in _OF_TRAINING)
 
     def program(
         self,
@@ -103,8 +119,7 @@ class Place:
         Raises:
             ValueError: the layout does not fit.
         """
-        rules = Layout.of(self.layout).rules
-        rules = tuple(rule for rule in rules if rule.scope.split("/")[0] not in _OF_TRAINING)
+        rules = self._rules
         if not main:
             graph = jit(function).trace(*arguments)
             names = {name for tensor, _ in tensors_of(graph) for name in tensor.shape.names}
@@ -163,10 +178,9 @@ class Programs:
         ranked: int = 0,
         reads: bool = False,
     ) -> None:
-        assert model.decoding is not None
         self._reported = min(ranked, model.config.vocab)
-        self._decoding, self._filters, self.sizes = model.decoding, filters, sizes
-        self.encodes, self.start = model.decoding.empty is None, model.decoding.start
+        self._decoding, self._filters, self.sizes = place.decoding(model), filters, sizes
+        self.encodes, self.start = self._decoding.empty is None, self._decoding.start
         self._vocab = Dimension("vocab", model.config.vocab)
         self.like: Any = spec_of(model.init)
         prepared = result_spec(self._prepare, self.like)["params"]

@@ -27,3 +27,11 @@ from meshdsl.models.layers.positions import (
     rotation_of,
     rotations_of,
 )
+from meshdsl.models.layers.unrolled import (
+    apart,
+    empty_caches,
+    joined_caches,
+    layers_of,
+    step_apart,
+    unrolls,
+)

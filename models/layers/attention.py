@@ -29,7 +29,8 @@ class Shared:
         segments: integers [batch, length]; self-attention stays in one.
         slots: where the tokens of a step stand in the caches of the layers.
         memory_mask: bool [batch, memory_length]: what cross-attention sees of `memory`.
-        windowed: bool, no dims; whether the layer at hand has the window. None: all have it.
+        windowed: whether the layer at hand has the window: a bool, or a tensor without dims in a
+            loop over layers. None: all have it.
     """
 
     causal: bool
@@ -40,7 +41,7 @@ class Shared:
     segments: md.Tensor | None = None
     slots: nn.Slots | None = None
     memory_mask: md.Tensor | None = None
-    windowed: md.Tensor | None = None
+    windowed: md.Tensor | bool | None = None
 
     @property
     def own_rotation(self) -> nn.Rotation | None:
@@ -48,8 +49,10 @@ class Shared:
         usual, other = self.rotation, self.window_rotation
         if usual is None or other is None:
             return usual
-        if self.windowed is None:
+        if self.windowed is None or self.windowed is True:
             return other
+        if self.windowed is False:
+            return usual
         cos = md.where(self.windowed, other.cos, usual.cos)
         sin = md.where(self.windowed, other.sin, usual.sin)
         return nn.Rotation(cos, sin, usual.over)
@@ -136,7 +139,9 @@ class Attention(md.Module):
     ) -> md.Tensor:
         """Returns self-attention in the window, if the layer at hand has it."""
         options |= {"scale": self.scale, "soft_cap": self.soft_cap}
-        if shared.windowed is None:
+        if shared.windowed is False:
+            return _attend(q, k, v, **options)
+        if shared.windowed is None or shared.windowed is True:
             return _attend(q, k, v, window=self.window, **options)
         return md.cond(
             shared.windowed,

@@ -82,6 +82,29 @@ def test_a_text_does_not_depend_on_those_beside_it_nor_on_chunks():
     assert other != [together[0]]
 
 
+@pytest.mark.parametrize("model", [("gpt_mini", SIZES), ("t5_mini", f"{SIZES},decoder_start=3")])
+def test_layers_are_taken_apart_where_no_rule_splits_them(model):
+    scoped = "blocks/attention/query/heads:model; embed:-"  # fits the paths of both
+    places = {
+        "apart": Place("model:2", scoped, "numpy"),
+        "asked": Place("model:2", scoped, "numpy", unrolls=False),
+        "split": Place("model:2", "layers:model", "numpy"),
+    }
+    texts = [written(place, model=trained(*model)) for place in places.values()]
+    assert texts[0] == texts[1] == texts[2]
+
+    def stacked(place):
+        writer = Writer(trained(*model)[0], prompt_tokens=4, new_tokens=2, place=place)
+        inputs = writer.programs.steps[1].program.block.inputs
+        of_blocks = [v for v in inputs if v.shape.find("kv")]
+        assert of_blocks
+        return {v.shape.find("layers") is not None for v in of_blocks}
+
+    assert stacked(places["asked"]) == stacked(places["split"]) == {True}
+    # The encoder of T5 has read the prompt before the first step.
+    assert False in stacked(places["apart"])
+
+
 def test_seeds_give_different_texts():
     texts = [written(PLACES["one device"], Sampling(seed=seed)) for seed in (1, 2)]
     assert texts[0] != texts[1]
@@ -149,7 +172,7 @@ def test_half_precision_parameters_are_cast_once(name):
     place = PLACES["one device"]
     writer = Writer(model, prompt_tokens=4, new_tokens=2, place=place)
     block = writer.programs.steps[1].program.block
-    (prepared,) = {each.dtype.name for each in block.inputs if each.shape.find("layers")}
+    (prepared,) = {each.dtype.name for each in block.inputs if each.shape.find("kv")}
     assert prepared == "bfloat16"
     # The embedding that is looked up, and its copy that makes the scores.
     tables = [each.dtype.name for each in block.inputs if set(each.shape.names) == TABLE]

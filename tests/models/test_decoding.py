@@ -92,8 +92,11 @@ def steps_of(model, mesh, layout, backend):
     return md.jit(start, **where), md.jit(step, donate="cache", **where)
 
 
-def check(family, where, backend):
+def check(family, where, backend, unrolled=False):
     model, params, tokens, wanted = problem(*FAMILIES[family])
+    if unrolled:
+        model = replace(model, decoding=model.decoding.unrolled)
+        params = md.jit(model.decoding.prepare, backend="numpy")(params)
     start, step = steps_of(model, *LAYOUTS[where], backend)
     cache = start(params, md.named(PADS, ["batch"]))["cache"]
     found = []
@@ -114,6 +117,17 @@ def check(family, where, backend):
 @pytest.mark.filterwarnings("ignore::meshdsl.layouts.validate.LayoutWarning")
 def test_steps_give_the_scores_of_all_tokens_at_once(family, where):
     check(family, where, "numpy")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.filterwarnings("ignore::meshdsl.layouts.validate.LayoutWarning")
+def test_steps_of_layers_one_by_one_do_so_too(family):
+    check(family, "flash-decoding", "numpy", unrolled=True)
+
+
+def test_deep_models_keep_their_loops():
+    deep = models.load("gpt_mini", SIZES.replace("layers=2", "layers=49"))
+    assert deep.decoding.unrolled is None
 
 
 @pytest.mark.parametrize(

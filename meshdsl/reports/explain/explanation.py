@@ -62,14 +62,21 @@ PARTS = ("parameters", "optimizer", "batch", "gradients", "copies", "activations
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter and where it is; the local sizes and bytes are those of one device."""
+    """One parameter and where it is; the local sizes and bytes are those of one device.
+
+    Attributes:
+        count: how many there are of the same kind, if this is a row for all of them. Their paths
+            differ in numbers, for which `path` has `*`.
+    """
 
     path: str
     value: Value
+    count: int = 1
 
     @property
     def bytes(self) -> int:
-        return self.value.bytes
+        """Of all of them together."""
+        return self.count * self.value.bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ that of the whole program.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from os.path import splitext
 from typing import TYPE_CHECKING
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from meshdsl.lowering.costs.timeline import Interval
     from meshdsl.reports.explain.explanation import Explanation, Parameter, Part, Traffic
 
+MANY = 4
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -34,7 +36,8 @@ class Selection:
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
-        return tuple(one for one in self.report.parameters if self._has((one.path,)))
+        """With one row for many that are alike; see `together`."""
+        return together([one for one in self.report.parameters if self._has((one.path,))])
 
     @cached_property
     def traffic(self) -> tuple[Traffic, ...]:
@@ -109,3 +112,25 @@ def _of_source(source: Source) -> str:
     file = splitext(source.place.rpartition(":")[0])[0]
     functions = [part for part in source.function.split(".") if not part.startswith("<")]
     return "/".join([file, *functions])
+
+
+def together(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
+    """Returns parameters with one row for those of `MANY` layers or more.
+
+    They have the same dims, dtype and layout, and their paths differ in numbers only. The row's
+    path has `*` for these, so that it is a scope for all of them.
+    """
+    groups: dict[object, list[Parameter]] = {}
+    for one in parameters:
+        value = one.value
+        parts = tuple("*" if part.isdecimal() else part for part in one.path.split("/"))
+        groups.setdefault((parts, value.shape, value.dtype, value.layout), []).append(one)
+    rows: dict[str, Parameter] = {}
+    for group in groups.values():
+        if len(group) < MANY:
+            rows.update((one.path, one) for one in group)
+            continue
+        paths = zip(*(one.path.split("/") for one in group), strict=True)
+        path = "/".join(part if len({part, *rest}) == 1 else "*" for part, *rest in paths)
+        rows[group[0].path] = replace(group[0], path=path, count=len(group))
+    return tuple(rows[one.path] for one in parameters if one.path in rows)

@@ -203,7 +203,7 @@ def _parameters(explanation: Explanation) -> list[str]:
     rows = [
         (
             parameter.path.removeprefix(root),
-            _type(parameter.value, explanation),
+            _type(parameter.value, explanation) + times(parameter.count),
             show_bytes(parameter.bytes),
             _splits(parameter.value),
         )
@@ -212,6 +212,11 @@ def _parameters(explanation: Explanation) -> list[str]:
     head = f"parameters, per device{f', under {root}' if root else ''}"
     head += " (in a layout, a scope is any part of a path: params/embed:data)" if root else ""
     return [head, *table(rows, right=(2,), squeezed=1)]
+
+
+def times(count: int) -> str:
+    """Returns what a row says that stands for several of a kind."""
+    return f" × {count}" if count > 1 else ""
 
 
 def shared_root(paths: Sequence[str]) -> str:

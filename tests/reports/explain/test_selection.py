@@ -113,3 +113,24 @@ def test_commas_separate_several_parts(whole):
     both = paths("w_in") | paths("blocks/*/query")
     assert paths("w_in, blocks/*/query") == both
     assert paths("w_in") < both < {path for path, _ in whole.inputs}
+
+
+def test_parameters_of_many_layers_have_one_row():
+    def last(params):
+        return md.mean(sum(md.sum(layer["w"]) for layer in params["layers"]) * params["scale"])
+
+    layer = {"w": md.spec([embed, d_ff])}
+    params = {"layers": [layer] * 4 + [{"w": md.spec([embed, heads])}], "scale": md.spec([heads])}
+    report = explain(md.jit(last, "model:2", "params/layers/*/w/d_ff:model").lower(params))
+    rows = {one.path: (one.count, one.bytes) for one in report.shown.parameters}
+    assert rows == {
+        "params/layers/*/w": (4, 4 * 32 * 32 * 4),
+        "params/layers/4/w": (1, 32 * 4 * 4),
+        "params/scale": (1, 16),
+    }
+    assert "layers/*/w  f32[embed=32, d_ff=32/64] × 4" in str(report)
+    written = page(report).replace("<wbr>", "")
+    assert "layers/*/w" in written and "f32[embed=32, d_ff=32/64] × 4" in written
+    one = [parameter.path for parameter in of(report, "layers/2").shown.parameters]
+    assert one == ["params/layers/2/w"]
+    assert len(as_values(report)["inputs"]) == 6

@@ -34,7 +34,7 @@ from meshdsl.reports.explain.html.steps import step
 from meshdsl.reports.explain.html.strips import legend
 from meshdsl.reports.explain.limits import too_large, what_limits
 from meshdsl.reports.explain.pipeline import facts_of, headline
-from meshdsl.reports.explain.text import MEANING, shared_root
+from meshdsl.reports.explain.text import MEANING, shared_root, times
 
 _MOST_BUFFERS = 40
 
@@ -310,13 +310,13 @@ def parameters(explanation: Explanation) -> Html | None:
     rows: list[list[Cell | Child]] = [
         [
             code(one.path.removeprefix(root)),
-            code(type_of(one.value, mesh)),
+            code(type_of(one.value, mesh) + times(one.count)),
             byte_cell(one.bytes),
             *(
                 Cell(axis_bar(one.value, axis, mesh), float(one.value.layout.dim_of(axis) is None))
                 for axis in mesh.names
             ),
-            Cell(block_drawing(one.value, mesh), one.bytes / (one.value.shape.volume or 1)),
+            Cell(block_drawing(one.value, mesh), one.value.bytes / (one.value.shape.volume or 1)),
         ]
         for one in explanation.shown.parameters
     ]
