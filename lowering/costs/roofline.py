@@ -188,6 +188,23 @@ class _Fusion:
                         self.fused_products.add(value)
                     if products == "within":
                         self._does_within(instruction, value, readers[0])
+        for instruction in block.instructions:
+            self._writes_what_pays(instruction)
+
+    def _writes_what_pays(self, instruction: Instruction) -> None:
+        """Writes a fused value if its readers would read more bytes without that.
+
+        A sum of many layers' results, as of a residual stream, is made of all of them. What it is
+        made of comes earlier in the block, so that is decided before.
+        """
+        for value in instruction.outputs:
+            readers = self.readers[value]
+            if value not in self.fused or len(readers) < 2:
+                continue
+            made_of = sum([buffer.bytes for buffer in self._read(value)])
+            if len(readers) * made_of > made_of + (1 + len(readers)) * value.bytes:
+                self.fused.remove(value)
+                del self.read_instead[value], self.buffers[value]
 
     def _shows(self, view: Instruction) -> None:
         """Notes what a view shows; each result of a barrier shows one operand."""

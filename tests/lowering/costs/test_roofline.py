@@ -63,6 +63,23 @@ def test_a_costly_result_with_two_readers_is_written_and_read():
     assert count == whole + 4 * 128
 
 
+def test_a_stream_of_many_layers_is_written_once_in_a_while():
+    """Each layer adds to it; without that, layer n would read what all before it have added."""
+
+    def steps(x, *added):
+        read = []
+        for each in added:
+            x = x + each
+            read.append(md.sum(x, "column"))
+        return read
+
+    def moved(layers):
+        return work(steps, *[[row, column]] * (1 + layers))[1] / (4 * 64 * 128)
+
+    assert moved(2) == pytest.approx(2 + 3, rel=0.01)  # neither sum is written
+    assert moved(32) < 4 * 32
+
+
 def test_a_product_hands_its_result_to_its_one_elementwise_reader():
     def f(x, y):
         return md.exp(md.einsum(x, y, over="inner"))
