@@ -5,7 +5,8 @@ They meet (`meeting`), then JAX's own runtime connects them, through a `relay`. 
 
 Guarantees:
     If processes do not come within the time to join, the others end and name them.
-    When a process has ended, the others end within a minute, whatever they wait for, and name it.
+    When a process has ended, the others end, whatever they wait for, and name it: up to 64 of them
+    within a minute, where its host still answers.
 """
 
 from __future__ import annotations

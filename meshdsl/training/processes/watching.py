@@ -4,7 +4,8 @@ Each listens on a port of its own. A host refuses connections to a process that 
 stands still, such as a stopped process or a machine that migrates, does not answer.
 
 Guarantees:
-    When a process has ended, the others end within a minute, whatever they wait for, and name it.
+    When a process has ended, the others end, whatever they wait for, and name it: up to 64 of them
+    within a minute, where its host still answers.
     One that ends because another has ended says so to the rest: all name the one that ended first.
     The others wait up to `pause` seconds for a process that stands still, and name it meanwhile.
 """
