@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from meshdsl.training.exit_codes import NOTICE
+
+_CAME = threading.Event()
+
+
+def came() -> bool:
+    """Whether a signal has come while `handled` is at work, so that waiting is of no use."""
+    return _CAME.is_set()
 
 
 @contextmanager
@@ -29,15 +37,18 @@ def handled(pass_on: Callable[[int], None], kill: Callable[[], None]) -> Iterato
         nonlocal last
         again = last not in (None, NOTICE) and number != NOTICE
         last = number
+        _CAME.set()
         if again:
             kill()
         else:
             pass_on(number)
 
+    _CAME.clear()
     for number in numbers:
         signal.signal(number, handle)
     try:
         yield
     finally:
+        _CAME.clear()
         for number, handler in before.items():
             signal.signal(number, handler)

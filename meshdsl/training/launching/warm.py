@@ -20,14 +20,17 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from meshdsl.training.launching.forking import HEADER, OURS, READY
 from meshdsl.training.launching.job_time import START
+from meshdsl.training.launching.signals import came
 
 _PATIENCE = 120.0  # seconds in which a template has imported everything
+_POLL = 0.1  # seconds after which a signal ends the waiting
 _ANSWER = 10.0  # seconds in which it is forked
 _SET_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux's prctl
 _IN_CHANGE = (OSError, ImportError)  # what a version raises while files are replaced
@@ -136,6 +139,8 @@ class Warm:
                     return self._forked(command, environment, output, errors)
             except (OSError, ValueError):
                 pass
+            if came():  # the process ends as soon as it has begun
+                return None
             self.close()
         self._useless = True  # no start is to wait for templates again
         return None
@@ -161,12 +166,19 @@ class Warm:
         self._ready = False
 
     def _is_ready(self) -> bool:
-        """Whether the template can be forked; waits until it has imported everything."""
+        """Whether the template can be forked; waits until it has imported everything.
+
+        It does not wait any more when a signal comes to the supervisor.
+        """
         if self._line is None:
             return False
-        if not self._ready:
-            self._line.settimeout(_PATIENCE)
-            self._ready = self._line.recv(1) == READY
+        self._line.settimeout(_POLL)
+        end = time.monotonic() + _PATIENCE
+        while not self._ready and not came() and time.monotonic() < end:
+            with suppress(TimeoutError):
+                if self._line.recv(1) != READY:
+                    return False
+                self._ready = True
         return self._ready
 
     def _forked(

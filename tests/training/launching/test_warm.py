@@ -14,6 +14,7 @@ import pytest
 from meshdsl.cli import launch
 from meshdsl.training.launching.children import Child
 from meshdsl.training.launching.job_time import START
+from meshdsl.training.launching.signals import handled
 from meshdsl.training.launching.warm import Forked, Warm
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no template")
@@ -210,6 +211,28 @@ def test_a_template_that_cannot_be_forked_is_not_used(text, job, tmp_path):
     for _ in range(3):
         assert not warm.told()["imported"] and warm.warm._process is None
     assert begun.read_text().count("begun") == 2  # no start waits for a third one
+
+
+def test_a_signal_ends_the_waiting_for_the_template(job, tmp_path):
+    """The process starts without it, and can get the signal at once."""
+    (tmp_path / "slow.py").write_text(
+        f"open({str(tmp_path / 'begun')!r}, 'w'); import time; time.sleep(600)"
+    )
+    warm, ended, got = job("slow"), threading.Event(), []
+    warm.warm.begin()
+    template = warm.template()
+
+    def send():
+        wait_for((tmp_path / "begun").exists)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with handled(got.append, lambda: None):
+        sender = threading.Thread(target=send)
+        sender.start()
+        child = warm.begun("print('cold')", ended=lambda child: ended.set())
+        sender.join()
+    assert got == [signal.SIGTERM] and ended.wait(60) and child.lines() == ["cold"]
+    assert is_there(template) and warm.template() == template  # which may still be of use
 
 
 def test_a_signal_may_come_while_one_is_sent():
