@@ -5,7 +5,7 @@ process, so the others would compile at every start. Here each process of a job 
 the folder `process.N` of JAX's (`jax_compilation_cache_dir`), by two of JAX's rules: nothing is
 kept without that folder, nor what was compiled sooner than
 `jax_persistent_cache_min_compile_time_secs`. JAX's limit of the folder's size does not count these
-files.
+files. What no process has used for a month is deleted when another program is kept.
 
 A file is called by the text of its program, as JAX lowers it. To trace and lower takes JAX most of
 the time of a start, so beside it is a file that is called by our program, and holds that name.
@@ -48,6 +48,8 @@ from meshdsl.lowering.fingerprint import fingerprint
 from meshdsl.lowering.program import SpmdProgram
 
 _NAME = re.compile("[0-9a-f]{64}")
+_OURS = re.compile(r"\.?[0-9a-f]{64}(\..*)?")  # programs, their names, and what is unfinished
+_UNUSED = 30 * 24 * 3600.0  # seconds without use after which a file is deleted
 _DIGEST = hashlib.sha256().digest_size
 _HIT, _MISS = (f"/jax/compilation_cache/cache_{what}" for what in ("hits", "misses"))
 _SEEN = threading.local()  # the events of the thread's last call of the compiler
@@ -105,6 +107,7 @@ def compiled(
         seconds = time.monotonic() - began
         if is_new and seconds >= _setting("jax_persistent_cache_min_compile_time_secs"):
             _keep(file, partial(_serialized, made))
+            _clean(folder)
     if name is not None and named != file and file.exists():
         _keep(name, file.name.encode)
     return made
@@ -181,6 +184,7 @@ def _read_name(name: Path) -> Path | None:
     with suppress(OSError, ValueError):
         text = name.read_text("ascii")
         if _NAME.fullmatch(text):
+            _is_used(name)
             return name.parent / text
     return None
 
@@ -215,6 +219,7 @@ def _loaded(file: Path, program: SpmdProgram, mesh: jax.sharding.Mesh) -> Any:
     if hashlib.sha256(content[_DIGEST:]).digest() != content[:_DIGEST]:
         return _unusable(file, "it is damaged")
     here = [one for one in mesh.devices.flat if one.process_index == jax.process_index()]
+    _is_used(file)
     try:
         return serialize_executable.deserialize_and_load(
             content[_DIGEST:],
@@ -225,6 +230,19 @@ def _loaded(file: Path, program: SpmdProgram, mesh: jax.sharding.Mesh) -> Any:
         )
     except Exception as error:  # whatever a compiler says of it: there is another way
         return _unusable(file, str(error).strip().partition("\n")[0] or type(error).__name__)
+
+
+def _is_used(file: Path) -> None:
+    with suppress(OSError):  # another user's, who may read it only
+        os.utime(file)
+
+
+def _clean(folder: Path) -> None:
+    """Deletes what nobody has used for long, in the folders of processes that are gone as well."""
+    for file in folder.parent.glob(f"{folder.stem}.*/*"):
+        with suppress(OSError):
+            if _OURS.fullmatch(file.name) and file.stat().st_mtime < time.time() - _UNUSED:
+                file.unlink()
 
 
 def _unusable(file: Path, reason: str) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -175,3 +176,20 @@ def test_with_settings_of_this_thread_alone_no_program_has_a_name(context, monke
 
 def test_without_the_version_of_its_code_no_program_has_a_name(monkeypatch):
     assert name(monkeypatch, code=None) is None
+
+
+def test_what_was_not_used_for_a_month_is_deleted(tmp_path):
+    """Also of processes that the job has no more; nothing else in these folders is."""
+    month, digest = 31 * 24 * 3600, "0f" * 32
+    old = [f"process.{n}/{name}" for n in (1, 12) for name in (digest, f"{digest}.name")]
+    old += [f"process.1/.{digest}.name.x7"]
+    others = ["process.1/notes.txt", f"process.1/{digest[:-1]}", f"jit_step-{digest}-cache"]
+    used = "process.1/" + digest.replace("0", "1")
+    for file in (*old, *others, used):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+        os.utime(tmp_path / file, (time.time() - month,) * 2)
+    kept._is_used(tmp_path / used)
+    kept._clean(tmp_path / "process.1")
+    left = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
+    assert left == {*others, used}
