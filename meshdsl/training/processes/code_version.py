@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[2]
+_ENDS = (".py", ".json")
 _REMEMBERED: list[tuple[str, str]] = []  # the state of the files, and the version of the code
 
 
@@ -21,7 +23,7 @@ def code_version(folder: Path = _PACKAGE) -> str:
     In a checkout, some of its folders are links, which `Path.rglob` does not follow.
     """
     total = hashlib.sha256()
-    for file in _files(folder):
+    for file in sorted(map(Path, _files(folder))):
         total.update(str(file.relative_to(folder)).encode())
         total.update(file.read_bytes())
     return total.hexdigest()[:12]
@@ -60,16 +62,12 @@ def _state(folder: Path) -> str:
     its old content again.
     """
     total = hashlib.sha256()
-    for file in _files(folder):
-        facts = file.stat()
+    for file in sorted(_files(folder)):
+        facts = os.stat(file)
         total.update(f"{file} {facts.st_ino} {facts.st_size} {facts.st_ctime_ns}\0".encode())
     return total.hexdigest()
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(
-        Path(parent) / name
-        for parent, _, names in os.walk(folder, followlinks=True)
-        for name in names
-        if name.endswith((".py", ".json"))
-    )
+def _files(folder: Path) -> Iterator[str]:
+    for parent, _, names in os.walk(folder, followlinks=True):
+        yield from (os.path.join(parent, name) for name in names if name.endswith(_ENDS))
