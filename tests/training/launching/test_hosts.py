@@ -10,7 +10,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -444,23 +446,60 @@ def test_a_spare_host_lets_the_job_go_on_without_the_first_one(job, tmp_path):
     assert ppids(tmp_path, 2, 3) == [second.pid, second.pid, spare.pid]
 
 
+class Cable:
+    """Carries connections to a port of this host, until it is cut."""
+
+    def __init__(self, port):
+        self._to, self._ends = port, []
+        self._listener = socket.create_server(("localhost", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._carry, daemon=True).start()
+
+    def cut(self):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for end in (self._listener, *self._ends):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def _carry(self):
+        with suppress(OSError):
+            while True:
+                near, far = self._listener.accept()[0], socket.socket()
+                self._ends += [near, far]
+                try:
+                    far.connect(("localhost", self._to))
+                except OSError:  # nobody listens yet
+                    near.close()
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self._copy, args=pair, daemon=True).start()
+
+    def _copy(self, source, target):
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
 def test_a_first_supervisor_that_was_cut_off_gives_way(job, tmp_path):
-    given = {
-        "program": "import json\n" + BY + ELASTIC,
-        "elastic": True,
-        "beside": 3,
-        "silence": 3.0,
-    }
-    first, second, third = (job(n, **given) for n in range(3))
+    """The others see that their connections are broken, however long it takes."""
+    given = {"program": "import json\n" + BY + ELASTIC, "elastic": True, "beside": 3}
+    cable = Cable(job.port)
+    first, second, third = (
+        job(n, port=cable.port if n else job.port, silence=300.0, **given) for n in range(3)
+    )
     wait_for(lambda: all((tmp_path / f"ready.1.{n}").exists() for n in range(3)))
     os.kill(first.pid, signal.SIGSTOP)
+    cable.cut()
     old = process(tmp_path, 1, 0)
     assert ppids(tmp_path, 2, 2) == [second.pid, third.pid]
     os.kill(first.pid, signal.SIGCONT)
     wait_for(lambda: not is_there(old))
     assert sorted(ppids(tmp_path, 3, 3)) == sorted([first.pid, second.pid, third.pid])
     (tmp_path / "end").touch()
-    assert [one.wait(90) for one in (first, second, third)] == [0, 0, 0]
+    assert [one.wait(300) for one in (first, second, third)] == [0, 0, 0]
     assert "another supervisor leads the job now" in first.stderr.read()
 
 
