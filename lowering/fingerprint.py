@@ -1,9 +1,9 @@
 """Fingerprint: a hash of a program that is equal only where a backend emits the same for both.
 
-It covers all that a program holds. What it may hold is listed here: frozen records of this package,
-numbers, texts, arrays and collections of these. A program with anything else, such as a function of
-the user's, has no fingerprint. Values are numbered in the order in which they occur, since two
-values with the same fields are two tensors.
+It covers all that a program holds, but for its `origin`. What it may hold is listed here: frozen
+records of this package, numbers, texts, arrays and collections of these. A program with anything
+else, such as a function of the user's, has no fingerprint. Values are numbered in the order in
+which they occur, since two values with the same fields are two tensors.
 """
 
 from __future__ import annotations
@@ -76,14 +76,18 @@ class _Writer:
         kind = type(thing)
         if kind.__module__.partition(".")[0] not in _MODULES:
             raise _Unknown
-        if isinstance(thing, np.ndarray | np.generic | np.dtype):
+        if kind is np.ndarray or isinstance(thing, np.generic | np.dtype):
             return _of_numpy(thing)
         if isinstance(thing, Enum):
             return thing.name.encode()
         if isinstance(thing, tuple | list):
             return self._all(thing)
         if isinstance(thing, set | frozenset):  # whose order is another one in each process
-            return b"".join(sorted(self.digest(item) for item in thing))
+            count = len(self._numbers)
+            digests = sorted(self.digest(item) for item in thing)
+            if len(self._numbers) > count:  # values are numbered in an order
+                raise _Unknown
+            return b"".join(digests)
         if isinstance(thing, Mapping):
             return self._all(part for pair in thing.items() for part in pair)
         if is_dataclass(kind):

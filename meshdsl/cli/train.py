@@ -32,7 +32,7 @@ from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.files import find
 from meshdsl.training.launching.elastic import MICROBATCHES
 from meshdsl.training.planned import keep, kept
-from meshdsl.training.processes.code_version import code_version, loaded
+from meshdsl.training.processes.code_version import told
 from meshdsl.training.processes.joining import (
     AUTOMATIC,
     check_agreement,
@@ -196,7 +196,7 @@ def _trained(
 def _facts(values: flags.FlagValues, corpus: Corpus) -> dict[str, str]:
     """Returns the settings that must be the same in all processes of a job, and hashes of data."""
     settings = {f"--{name}": text for name, text in _settings(values, _OWN).items()}
-    facts = {"the code of meshdsl": loaded() or code_version(), "the data": corpus.fingerprint()}
+    facts = {"the code of meshdsl": told(), "the data": corpus.fingerprint()}
     calibration = calibration_of(values.hardware)
     if calibration is not None:  # by other times, lowering would choose another program
         facts["the calibration"] = calibration.fingerprint()

@@ -152,3 +152,12 @@ def plain(block):
             type(one)(one.op, one.inputs, one.outputs, one.params) for one in block.instructions
         ),
     )
+
+
+def test_what_has_no_order_or_a_mask_has_no_fingerprint():
+    program = lowered()
+    assert fingerprint(replace(program, notes=frozenset([1, 2]))) is not None
+    values = frozenset(replace(value) for value in program.block.outputs)
+    masked = np.ma.masked_array([1, 2], [True, False])
+    for thing in (values, masked):
+        assert fingerprint(replace(program, notes=thing)) is None

@@ -1,9 +1,9 @@
-"""Kept: programs that a process finds compiled when it starts again, where JAX keeps none.
+"""Kept: programs that a process of a job finds compiled when it starts again.
 
 JAX's compilation cache is written by the first process alone. On CPUs it has another key in each
 process, so the others would compile at every start. Here each process of a job keeps its own, in
 the folder `process.N` of JAX's (`jax_compilation_cache_dir`), by two of JAX's rules: nothing is
-kept without that folder, nor what was compiled sooner than
+kept without that folder, nor what was compiled in less time than
 `jax_persistent_cache_min_compile_time_secs`. JAX's limit of the folder's size does not count these
 files. What no process has used for a month is deleted when another program is kept.
 
@@ -14,7 +14,8 @@ Guarantees:
     A program is loaded only if all that its machine code depends on is the same: the text of the
     program, the options, versions, settings and flags, the devices, and what the CPU can do.
     Without its text, only if all that the text follows from is the same too. What cannot be known
-    gives no name: the code of a process that no supervisor started, functions of the user's.
+    gives no name: the code of a process that is no fork of a template, functions of the user's.
+    Flags in a file of `XLA_FLAGS` are not known either; then nothing is kept.
     A file is complete or is not there. One that cannot be read or loaded is deleted, with a
     warning, and the program compiled anew. A file that cannot be written costs a warning.
 
@@ -108,7 +109,8 @@ def compiled(
         if is_new and seconds >= _setting("jax_persistent_cache_min_compile_time_secs"):
             _keep(file, partial(_serialized, made))
             _clean(folder)
-    if name is not None and named != file and file.exists():
+    # `Path.exists` would raise where this process may not look.
+    if name is not None and named != file and os.path.exists(file):
         _keep(name, file.name.encode)
     return made
 
@@ -140,9 +142,15 @@ def _folder(mesh: jax.sharding.Mesh) -> Path | None:
     # A program of one device is called by way of `jax.jit`, which would compile it again.
     if not enabled or not on_cpus or mesh.size == 1 or _abilities() is None:
         return None
-    if jax.process_count() == 1:
+    if jax.process_count() == 1 or _flags_are_in_a_file():
         return None
     return Path(folder) / f"process.{jax.process_index()}"
+
+
+def _flags_are_in_a_file() -> bool:
+    """Whether `XLA_FLAGS` names a file, whose content no key has."""
+    flags = os.environ.get("XLA_FLAGS", "").strip()
+    return bool(flags) and not flags.startswith("-")
 
 
 def _case(mesh: jax.sharding.Mesh, options: Mapping[str, Flag]) -> str:
@@ -170,8 +178,8 @@ def _file_of_name(
     """Returns the file with the name of a program's file; None: nobody can know its text.
 
     The text follows from the program, the code that emits it, the libraries which that calls, and
-    the settings of JAX. Those that only the caller has, within `with jax.default_matmul_precision`
-    for example, cannot be listed: see `_is_plain`.
+    the settings of JAX. Some of those that only the caller has, a mesh for example, cannot be
+    listed: see `_is_plain`.
     """
     code, known = late("version of the loaded code")(), fingerprint(program)
     if code is None or known is None or not _is_plain():
@@ -184,7 +192,7 @@ def _read_name(name: Path) -> Path | None:
     with suppress(OSError, ValueError):
         text = name.read_text("ascii")
         if _NAME.fullmatch(text):
-            _is_used(name)
+            _mark_used(name)
             return name.parent / text
     return None
 
@@ -219,7 +227,7 @@ def _loaded(file: Path, program: SpmdProgram, mesh: jax.sharding.Mesh) -> Any:
     if hashlib.sha256(content[_DIGEST:]).digest() != content[:_DIGEST]:
         return _unusable(file, "it is damaged")
     here = [one for one in mesh.devices.flat if one.process_index == jax.process_index()]
-    _is_used(file)
+    _mark_used(file)
     try:
         return serialize_executable.deserialize_and_load(
             content[_DIGEST:],
@@ -232,17 +240,18 @@ def _loaded(file: Path, program: SpmdProgram, mesh: jax.sharding.Mesh) -> Any:
         return _unusable(file, str(error).strip().partition("\n")[0] or type(error).__name__)
 
 
-def _is_used(file: Path) -> None:
+def _mark_used(file: Path) -> None:
     with suppress(OSError):  # another user's, who may read it only
         os.utime(file)
 
 
 def _clean(folder: Path) -> None:
     """Deletes what nobody has used for long, in the folders of processes that are gone as well."""
-    for file in folder.parent.glob(f"{folder.stem}.*/*"):
-        with suppress(OSError):
-            if _OURS.fullmatch(file.name) and file.stat().st_mtime < time.time() - _UNUSED:
-                file.unlink()
+    with suppress(OSError):  # a folder is deleted meanwhile
+        for file in folder.parent.glob(f"{folder.stem}.*/*"):
+            with suppress(OSError):
+                if _OURS.fullmatch(file.name) and file.stat().st_mtime < time.time() - _UNUSED:
+                    file.unlink()
 
 
 def _unusable(file: Path, reason: str) -> None:

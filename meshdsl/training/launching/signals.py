@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from meshdsl.training.exit_codes import NOTICE
 
-_CAME = threading.Event()
+_CAME: list[int] = []  # an Event has a lock, which the thread that a handler interrupts may hold
 
 
 def came() -> bool:
     """Whether a signal has come while `handled` is at work, so that waiting is of no use."""
-    return _CAME.is_set()
+    return bool(_CAME)
 
 
 @contextmanager
@@ -37,7 +36,7 @@ def handled(pass_on: Callable[[int], None], kill: Callable[[], None]) -> Iterato
         nonlocal last
         again = last not in (None, NOTICE) and number != NOTICE
         last = number
-        _CAME.set()
+        _CAME.append(number)
         if again:
             kill()
         else:
@@ -49,6 +48,6 @@ def handled(pass_on: Callable[[int], None], kill: Callable[[], None]) -> Iterato
     try:
         yield
     finally:
-        _CAME.clear()
         for number, handler in before.items():
             signal.signal(number, handler)
+        _CAME.clear()

@@ -55,6 +55,14 @@ def loaded(folder: Path = _PACKAGE) -> str | None:
         return None
 
 
+def told(folder: Path = _PACKAGE) -> str:
+    """Returns the version that the processes of a job compare.
+
+    That of the code which was noted, also where files have changed since: the process runs it.
+    """
+    return _REMEMBERED[0][1] if _REMEMBERED else code_version(folder)
+
+
 def _state(folder: Path) -> str:
     """Returns a hash that changes when a file is written to, replaced, added or removed.
 

@@ -178,6 +178,14 @@ def test_without_the_version_of_its_code_no_program_has_a_name(monkeypatch):
     assert name(monkeypatch, code=None) is None
 
 
+@pytest.mark.parametrize(
+    ("flags", "there"), [("flags.txt", True), (" --xla_a=1", False), ("", False)]
+)
+def test_flags_in_a_file_are_known_as_such(flags, there, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    assert kept._flags_are_in_a_file() is there
+
+
 def test_what_was_not_used_for_a_month_is_deleted(tmp_path):
     """Also of processes that the job has no more; nothing else in these folders is."""
     month, digest = 31 * 24 * 3600, "0f" * 32
@@ -189,7 +197,7 @@ def test_what_was_not_used_for_a_month_is_deleted(tmp_path):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
         os.utime(tmp_path / file, (time.time() - month,) * 2)
-    kept._is_used(tmp_path / used)
+    kept._mark_used(tmp_path / used)
     kept._clean(tmp_path / "process.1")
     left = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
     assert left == {*others, used}

@@ -343,12 +343,14 @@ def test_the_version_of_the_loaded_code_is_known_while_no_file_is_written_to(tmp
     ]
     for change in changes:
         versions.remember(tmp_path)
-        assert versions.loaded(tmp_path) == versions.loaded(tmp_path) == code_version(tmp_path)
+        noted = code_version(tmp_path)
+        assert versions.loaded(tmp_path) == versions.loaded(tmp_path) == noted
         (tmp_path / "a.txt").write_text("no code")
         assert versions.loaded(tmp_path) is not None
         time.sleep(0.01)  # clocks of file systems are coarse
         change()
         assert versions.loaded(tmp_path) is None
+        assert versions.told(tmp_path) == noted  # this process runs it still
 
 
 def test_texts_of_any_length_are_gathered_by_few_programs(monkeypatch):
