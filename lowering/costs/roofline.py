@@ -10,7 +10,8 @@ The bytes are those that a fusing compiler must read and write:
 * Renaming, reshaping and barriers cost nothing.
 * An elementwise result whose readers are elementwise instructions or reductions of the same block
   is fused: it is not written, and its readers read its operands. A costly one (exp, tanh, divide,
-  ...) is fused only if it has a single reader.
+  ...) is fused only if it has a single reader; any other, only if no fewer bytes would move if it
+  were written.
 * A product's result whose only reader is elementwise is fused too: neither written nor read. On
   TPUs the reader is work of the product's kernel, beside it; a library's products are not fused.
 * A look-up or a slice reads as many bytes as its result has. An update in place moves only the
@@ -198,7 +199,7 @@ class _Fusion:
         made of comes earlier in the block, so that is decided before.
         """
         for value in instruction.outputs:
-            readers = self.readers[value]
+            readers = self._through_views(value)
             if value not in self.fused or len(readers) < 2:
                 continue
             made_of = sum([buffer.bytes for buffer in self._read(value)])
