@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from meshdsl.imports.jax.rolling import (
@@ -93,10 +94,15 @@ def _unlike(jaxpr: Any, at: int, period: int) -> str:
     return f"{_shown(here)}, where the layer before has {_shown(before)}"
 
 
+def _type_of(dtype: Any) -> str:
+    """Returns a short name, or JAX's own where numpy has no such type: `key<fry>`."""
+    return str(dtype) if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else short(dtype)
+
+
 def _shown(equation: Any) -> str:
     """Returns what an equation computes of what, and its line."""
     avals = [atom.aval for atom in equation.invars]
-    types = ", ".join(f"{short(np.dtype(a.dtype))}{list(a.shape)}" for a in avals)
+    types = ", ".join(f"{_type_of(a.dtype)}{list(a.shape)}" for a in avals)
     return f"`{equation.primitive.name}` of {types}{source_of(equation).at}"
 
 

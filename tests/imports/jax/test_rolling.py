@@ -285,9 +285,18 @@ def apart(params, x):
     return jnp.mean(block({**second, "w_in": params["w_in"]}, block(first, x)) ** 2)
 
 
+def with_keys(params, x):
+    keys = jax.random.split(jax.random.key(0), len(params["layers"]))
+    for number, layer in enumerate(params["layers"]):
+        x = x + jax.random.normal(keys[number], x.shape)  # the line that differs
+        x = x + jnp.tanh(x @ layer["w_in"]) @ layer["w_out"]
+    return jnp.mean(x**2)
+
+
 @pytest.mark.parametrize(
     ("function", "what"),
     [
+        (with_keys, r".*key<fry>.*LINE.*"),
         (with_another, r"`tanh` of f32\[8, 4, 16\] LINE, where the layer before has `sin` of .*"),
         (with_one_more, r"`integer_pow` of .*, where the layer before has `neg` of .* LINE"),
         (with_a_number, r"`mul` of f32\[\], f32\[8, 4, 8\] LINE, which reads from elsewhere .*"),
