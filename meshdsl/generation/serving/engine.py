@@ -191,11 +191,14 @@ class Engine:
             if self._closed:
                 raise Stopped
             waiting = [request for request in self._queue if not request.cancelled]
-            reading = [self._reading[0]] if self._reading is not None else []
+            at_work = self._reading  # the thread may end with it at any time
+            reading = [] if at_work is None else [at_work[0]]
             asked = [*reading, *waiting, *requests]
             begun = [(each.prompt, each.text.tokens) for each in asked[: self._rows.count(None)]]
             # A free row is of use to a text only if there are pages for it.
-            if len(asked) - self.writer.joining(begun) > self.waiting:
+            # Nothing ends, so that they would never be taken if not now.
+            idle = len(asked) == len(requests) and not any(self._rows)
+            if len(asked) - self.writer.joining(begun) > self.waiting and not idle:
                 raise Full
             for request in requests:
                 request._order = next(self._submitted)

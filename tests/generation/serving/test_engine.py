@@ -189,6 +189,15 @@ def test_free_rows_without_pages_take_no_requests(engine, monkeypatch):
     assert until_end(more[1][1])[1] == "length"
 
 
+def test_an_idle_engine_takes_more_texts_than_have_pages(engine, monkeypatch):
+    """They would be refused for ever: no other text ends."""
+    monkeypatch.setattr("meshdsl.generation.continuous.PAGE", 4)
+    running = engine(rows=3, waiting=1, cache_tokens=CONTEXT)
+    requests = [asked("a" * 17, 2) for _ in range(3)]
+    running.submit([request for request, _ in requests])
+    assert [until_end(events)[1] for _, events in requests] == ["length"] * 3
+
+
 def test_a_text_that_nobody_waits_for_gives_up_its_row(engine):
     running = engine(rows=1, slow=True)
     first, events = asked("ab", 20)
