@@ -102,11 +102,14 @@ class Decoding:
         window: how many positions back a token sees; None: all.
         paged: whether `step` also takes caches with `pages`: it has its slots from `Cache.slots`,
             and returns `Cache.after`.
-        unrolled: the same for parameters and caches whose stacks are taken apart, which is faster;
-            it is used where no rule of the layout splits `layers`.
+        unrolled: the same for parameters and caches whose stacks are taken apart, which is faster:
+            `prepare` has a tuple of a tensor for each of `layers` in the place of each stack. It
+            is used where no rule of the layout names `layers`. Who replaces another function of a
+            Decoding replaces that of `unrolled`, too, or sets it to None.
 
     Raises:
-        ValueError: there is neither `empty` nor `encode`, or there are both.
+        ValueError: there is neither `empty` nor `encode`, or there are both; or `unrolled` has
+            other numbers.
 
     Examples:
         A model that has read nothing but the last token: the one after it follows. A model with
@@ -151,6 +154,16 @@ class Decoding:
             raise ValueError(
                 "a Decoding begins a cache by `empty`, or by `encode` if the model has an encoder: "
                 "give one of them"
+            )
+        other = self.unrolled
+        if other is None:
+            return
+        facts = ("start", "max_length", "window")
+        unlike = [name for name in facts if getattr(self, name) != getattr(other, name)]
+        unlike += [] if (self.empty is None) == (other.empty is None) else ["empty"]
+        if unlike:
+            raise ValueError(
+                f"`unrolled` decodes the same model, but has another {', '.join(unlike)}"
             )
 
 

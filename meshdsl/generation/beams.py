@@ -170,7 +170,7 @@ class Searcher:
 
     def load(self, params: Any) -> None:
         """Takes parameters to search with: a tree as the model's `init` returns; it is donated."""
-        self._params = self.programs.prepare(params)["params"]
+        self._params = self.programs.prepared(params)
 
     def search(self, prompts: Sequence[Sequence[int]], end: int) -> list[list[Hypothesis]]:
         """Returns the texts found for each prompt, best first, at most `beams`.

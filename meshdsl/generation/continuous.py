@@ -161,10 +161,10 @@ class RowWriter:
 
     def load(self, params: Any) -> None:
         """Takes parameters to write with: a tree as the model's `init` returns; it is donated."""
-        self.take(self.programs.prepare(params)["params"])
+        self.take(self.programs.prepared(params))
 
     def take(self, prepared: Any) -> None:
-        """Takes parameters that are prepared, as `LikelihoodScorer.params` of the same place."""
+        """Takes prepared parameters: of a place that unrolls nothing, `LikelihoodScorer.params`."""
         self._params = prepared
         count, sizes = self.rows, self.programs.sizes
         rows = settings([Sampling()] * count, [0] * count, False if self.ranked else None)

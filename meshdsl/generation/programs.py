@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshdsl import nn, ops
+from meshdsl.generation.stacks import LAYERS, Stacks
 from meshdsl.layouts.layout import Layout, LayoutLike, Rule
 from meshdsl.layouts.mesh import MeshLike
 from meshdsl.layouts.validate import LayoutWarning
@@ -73,7 +74,8 @@ class Place:
     """Where programs run: as in `md.jit`. Rules for training only are left out.
 
     Attributes:
-        unrolls: whether models are decoded with `Decoding.unrolled`, where they have it.
+        unrolls: whether models are decoded with `Decoding.unrolled`, where they have it and no rule
+            names `layers`.
     """
 
     mesh: MeshLike | None = None
@@ -85,7 +87,7 @@ class Place:
     def decoding(self, model: Model) -> Decoding:
         """Returns how a model writes text here."""
         assert model.decoding is not None
-        stacked = any(rule.dim == "layers" for rule in self._rules) or not self.unrolls
+        stacked = any(rule.dim == LAYERS for rule in self._rules) or not self.unrolls
         return model.decoding if stacked else model.decoding.unrolled or model.decoding
 
     @property
@@ -148,9 +150,9 @@ class Programs:
         like: dims and dtypes of the parameters.
         state: dims and dtypes of the state.
         fixed: those of what is fixed in all steps.
-        prepare: parameters -> those that the other programs read.
-        begin: prepared parameters, the tokens of an encoder or None, pads, and the settings of rows
-            (`ROWS`, and `key`) -> `state`, and what is `fixed` in all steps.
+        prepare: parameters -> those that the other programs read, with their stacks of layers.
+        begin: `prepared` parameters, the tokens of an encoder or None, pads, and the settings of
+            rows (`ROWS`, and `key`) -> `state`, and what is `fixed` in all steps.
         steps: by the number of tokens that they read: prepared parameters, state, fixed, and tokens
             [batch, length] -> `state`, and `tokens` [batch, length=1]. With `ranked`, also
             `probabilities` of these tokens: `chosen`, the logarithm of theirs, [batch], and the
@@ -178,12 +180,18 @@ class Programs:
         ranked: int = 0,
         reads: bool = False,
     ) -> None:
+        assert model.decoding is not None
         self._reported = min(ranked, model.config.vocab)
         self._decoding, self._filters, self.sizes = place.decoding(model), filters, sizes
         self.encodes, self.start = self._decoding.empty is None, self._decoding.start
         self._vocab = Dimension("vocab", model.config.vocab)
         self.like: Any = spec_of(model.init)
-        prepared = result_spec(self._prepare, self.like)["params"]
+        stacked = _prepare_by(model.decoding)
+        prepared = result_spec(stacked, self.like)["params"]
+        self._stacks: Stacks | None = None
+        if self._decoding is not model.decoding:
+            apart = result_spec(_prepare_by(self._decoding), self.like)["params"]
+            self._stacks, prepared = Stacks(prepared, apart, place.program), apart
         begin = self._begin_arguments(prepared)
         begun = result_spec(self._begin, *begin)
         self.state: Any = begun["state"]
@@ -202,12 +210,17 @@ class Programs:
                 tokens = spec(sizes.tokens(sizes.chunk), "int32")
                 given = (prepared, begun["state"], begun["fixed"], tokens, tokens)
                 self.reading = place.program(self._read_step, given, "state", main=True)
-        self.prepare = place.program(self._prepare, [self.like], "params")
+        self.prepare = place.program(stacked, [self.like], "params")
         self.begin = place.program(self._begin, begin)
 
     def places(self) -> list[Any]:
         """Returns the shardings of the parameters that `prepare` takes, without pads."""
         return places(self.prepare, self.like)
+
+    def prepared(self, params: Any) -> Any:
+        """Returns parameters as `begin` and `steps` read them; those that are given are donated."""
+        prepared = self.prepare(params)["params"]
+        return prepared if self._stacks is None else self._stacks(prepared)
 
     def _begin_arguments(self, params: Any) -> list[Any]:
         batch, _ = self.sizes.tokens(1)
@@ -219,9 +232,6 @@ class Programs:
         if self._reported:
             rows["reports"] = spec([batch], "bool")
         return [params, source, spec([batch], "int32"), rows]
-
-    def _prepare(self, params: Any) -> dict[str, Any]:
-        return {"params": self._decoding.prepare(params)}
 
     def _begin(
         self, params: Any, source: Tensor | None, pads: Tensor, rows: dict[str, Tensor]
@@ -357,6 +367,13 @@ class BeamPrograms(Programs):
             for stack, tensors in cache.layers.items()
         }
         return {"state": {**state, "cache": cache.replace(layers=layers)}}
+
+
+def _prepare_by(decoding: Decoding) -> Callable[[Any], dict[str, Any]]:
+    def prepare(params: Any) -> dict[str, Any]:
+        return {"params": decoding.prepare(params)}
+
+    return prepare
 
 
 def result_spec(function: Callable, *arguments: Any) -> Any:

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from meshdsl import ops
+from meshdsl.tensors.module import path_of
 from meshdsl.tensors.named_array import Spec, named, spec
-from meshdsl.tensors.paths import path_of
 from meshdsl.tensors.tensor import Tensor
 
 LAYERS = "layers"
@@ -29,19 +29,20 @@ class Stacks:
         program: compiles a function for specs of its arguments, as `Place.program`.
 
     Raises:
-        ValueError: `apart` has something else than such tuples in the place of stacks.
+        ValueError: `apart` has other tuples than these.
     """
 
     def __init__(self, stacked: Any, apart: Any, program: Callable[..., Any]) -> None:
-        leaves, self._tree = jax.tree_util.tree_flatten_with_path(stacked, is_leaf=_is_spec)
+        flat: Any = jax.tree_util.tree_flatten_with_path(stacked, is_leaf=_is_spec)
+        leaves, self._tree = flat
         self._programs: list[tuple[str, int, Any] | None] = []
         for (keys, leaf), wanted in zip(leaves, self._tree.flatten_up_to(apart), strict=True):
-            if wanted == leaf:
+            if _is_spec(wanted):
                 self._programs.append(None)
                 continue
             path, layers = path_of(keys), leaf.dims.find(LAYERS)
             one = spec(leaf.dims.without([LAYERS]), leaf.dtype)
-            if layers is None or wanted != (one,) * layers.size:
+            if layers is None or list(map(str, wanted)) != [str(one)] * layers.size:
                 raise ValueError(
                     f"{path} {leaf} is not taken apart into its layers by `unrolled`: {wanted}"
                 )

@@ -67,7 +67,7 @@ class Writer:
 
     def load(self, params: Any) -> None:
         """Takes parameters to write with: a tree as the model's `init` returns; it is donated."""
-        self._params = self.programs.prepare(params)["params"]
+        self._params = self.programs.prepared(params)
 
     def write(
         self, prompts: Sequence[Sequence[int]], numbers: Sequence[int] | None = None

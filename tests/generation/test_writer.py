@@ -1,8 +1,10 @@
 """Writers, against the full forward pass, and against themselves on other layouts."""
 
 import functools
+import gc
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 
@@ -103,6 +105,17 @@ def test_layers_are_taken_apart_where_no_rule_splits_them(model):
     assert stacked(places["asked"]) == stacked(places["split"]) == {True}
     # The encoder of T5 has read the prompt before the first step.
     assert False in stacked(places["apart"])
+
+
+def test_no_stack_stays_in_memory_once_it_is_taken_apart():
+    writer = Writer(trained()[0], prompt_tokens=1, new_tokens=1, place=Place())
+    params = md.jit(trained()[0].init)(md.random.key(0))
+    before = sum(array.nbytes for array in jax.live_arrays())
+    writer.load(params)
+    gc.collect()
+    after = sum(array.nbytes for array in jax.live_arrays())
+    assert after <= before + 1000
+    assert after >= sum(array.nbytes for array in jax.tree.leaves(writer._params)) > 1000
 
 
 def test_seeds_give_different_texts():
@@ -223,6 +236,9 @@ def test_mistakes_have_messages():
         "a Decoding begins a cache by `empty`, or by"
     )
     assert message(replace, decoding, encode=decoding.empty).endswith("give one of them")
+    assert message(replace, decoding, start=3, window=7) == (
+        "`unrolled` decodes the same model, but has another start, window"
+    )
     learned = models.load("gpt_mini", f"{SIZES},positions=learned,max_length=8")
     assert message(Writer, learned, prompt_tokens=7, new_tokens=3) == (
         "gpt_mini has learned max_length=8 positions, too few for a prompt of 7 tokens and 3 new "

@@ -118,7 +118,7 @@ def together(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
     """Returns parameters with one row for those of `MANY` layers or more.
 
     They have the same dims, dtype and layout, and their paths differ in numbers only. The row's
-    path has `*` for these, so that it is a scope for all of them.
+    path has `*` for these: a scope that all of them fit, and maybe others of another size.
     """
     groups: dict[object, list[Parameter]] = {}
     for one in parameters:
