@@ -324,7 +324,7 @@ HELP: Mapping[str, Help] = {
     ),
     "export": Help(
         "workdir out format step ema dtype max_shard_size",
-        also="model model_args policy tokenizer",
+        also="model model_args policy tokenizer end_token",
         examples={
             "Write a run's parameters in bfloat16:": "--workdir=runs/long --out=weights "
             "--dtype=bfloat16",
