@@ -53,9 +53,9 @@ class Stacks:
     def __call__(self, params: Any) -> Any:
         """Returns parameters with their stacks taken apart; the stacks are deleted."""
         leaves = self._tree.flatten_up_to(params)
-        for at, taken in enumerate(self._programs):
-            if taken is not None:
-                path, layers, program = taken
+        for at, split in enumerate(self._programs):
+            if split is not None:
+                path, layers, program = split
                 stack = leaves[at]
                 leaves[at] = tuple(
                     program({path: stack}, named(np.int32(number), []))["params"][path]

@@ -196,7 +196,7 @@ class Engine:
             asked = [*reading, *waiting, *requests]
             begun = [(each.prompt, each.text.tokens) for each in asked[: self._rows.count(None)]]
             # A free row is of use to a text only if there are pages for it.
-            # Nothing ends, so that they would never be taken if not now.
+            # No text ends that makes room: what is refused now would be refused for ever.
             idle = len(asked) == len(requests) and not any(self._rows)
             if len(asked) - self.writer.joining(begun) > self.waiting and not idle:
                 raise Full

@@ -280,9 +280,9 @@ def _analysed(jaxpr: Any, start: int, period: int, count: int) -> Loop | None:
     loop = Loop(start, period, count)
     if count < 2 or loop.end > len(jaxpr.eqns):
         return None
-    makers = _makers(jaxpr, loop)
     if read_elsewhere(jaxpr, loop) is not None:
         return None
+    makers = _makers(jaxpr, loop)
     own = [jaxpr.eqns[start + number] for number in range(period)]
     # What layers have: the stream that goes through all of them, parameters, and products.
     if not (loop.carries and loop.stacks and any(map(has_product, own))):

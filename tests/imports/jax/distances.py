@@ -1,6 +1,14 @@
-"""How far arrays of ours are from those of JAX."""
+"""How far arrays of ours are from those of JAX, and the layouts of decoders it is measured on."""
 
 import numpy as np
+
+_MODEL = "heads:model; d_ff:model; vocab:model"
+LAYOUTS = (
+    "batch:data",
+    f"batch:data; {_MODEL}",
+    "batch:data; params/embed:data",
+    f"batch:data; {_MODEL}; length:model?",
+)
 
 
 def distances(ours, theirs):

@@ -20,16 +20,9 @@ import numpy as np  # noqa: E402
 
 import meshdsl as md  # noqa: E402
 from meshdsl.imports.jax.listing import share  # noqa: E402
-from tests.imports.jax.distances import distances  # noqa: E402
+from tests.imports.jax.distances import LAYOUTS, distances  # noqa: E402
 
 BATCH, LENGTH, VOCAB = 8, 16, 48
-MODEL = "heads:model; d_ff:model; vocab:model"
-LAYOUTS = (
-    "batch:data",
-    f"batch:data; {MODEL}",
-    "batch:data; params/embed:data",
-    f"batch:data; {MODEL}; length:model?",
-)
 
 
 def main():

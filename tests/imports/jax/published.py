@@ -13,14 +13,9 @@ import numpy as np
 from flax import linen as nn
 from jax import lax
 
+from tests.imports.jax.distances import LAYOUTS
+
 VOCAB, EMBED, HEADS, HIDDEN, LENGTH, BATCH = 48, 32, 4, 64, 16, 8
-MODEL = "heads:model; d_ff:model; vocab:model"
-LAYOUTS = (
-    "batch:data",
-    f"batch:data; {MODEL}",
-    "batch:data; params/embed:data",
-    f"batch:data; {MODEL}; length:model?",
-)
 
 
 @dataclass(frozen=True)
