@@ -34,6 +34,7 @@ KNOWN_CASES = 10_000
 TURNS = 3  # a test marked long runs in one of so many runs of the whole suite
 MUCH = 3 << 29  # bytes; a worker that holds more lets go of what a module's tests have compiled
 MOST = 2 << 30  # bytes; one that holds more does so within a module too, where tests share programs
+GROWTH = 1 << 28  # bytes; what a worker must hold beyond what it could not let go of
 RESIDENT = Path("/proc/self/statm")  # on Linux
 
 
@@ -98,15 +99,27 @@ def resident_bytes() -> int:
 def compiled_programs_are_let_go():
     """Keeps a worker small: no other module runs what one module's tests have compiled."""
     yield
-    if resident_bytes() > MUCH:
-        let_go()
+    let_go_above(MUCH)
 
 
 @pytest.fixture(autouse=True)
 def most_memory_is_kept_to():
     yield
-    if resident_bytes() > MOST:
+    let_go_above(MOST)
+
+
+least = 0  # what this process held after it last let go
+
+
+def let_go_above(limit):
+    """Lets go where this process holds more than `limit`, and has grown since it last did so.
+
+    Letting go takes seconds. Imported frameworks alone may be above the limit, and stay.
+    """
+    global least
+    if resident_bytes() > max(limit, least + GROWTH):
         let_go()
+        least = resident_bytes() if RESIDENT.exists() else 0
 
 
 def let_go():
