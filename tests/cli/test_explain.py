@@ -130,6 +130,7 @@ def test_without_a_mesh_nothing_is_on_the_wire(capsys):
     assert "all_reduce" not in explained(capsys, "--model=gpt_mini")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "flag",
     [

@@ -98,6 +98,7 @@ def test_the_figures_of_plans_are_those_of_explain(explored, capsys):
         check(data, row, explained(capsys, *given, *flags_of(data, row)))
 
 
+@pytest.mark.long
 def test_the_plans_of_the_user_come_first_in_any_number_of_processes(explored):
     layouts = GIVEN[1].replace("heads", "d_ff"), "--layout=batch:data; embed:model"
     given = TINY, GIVEN[0], *layouts, "--plans=12"

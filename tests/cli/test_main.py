@@ -38,6 +38,7 @@ def test_a_command_lists_its_flags(capsys, command):
     assert "--mesh_shape" in out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("module", ["meshdsl", "meshdsl.cli.main"])
 def test_the_package_and_the_module_of_the_script_run_it(module):
     line = [sys.executable, "-m", module, "train", "--model=nonsense"]

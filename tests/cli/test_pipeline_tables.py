@@ -37,6 +37,7 @@ def test_a_table_that_was_written_runs(capsys, tmp_path):
     assert grid and grid == [line for line in own.splitlines() if line.startswith("  stage ")]
 
 
+@pytest.mark.long
 def test_a_table_of_two_rounds_runs_without_saying_so(capsys, tmp_path):
     file = tmp_path / "mine.csv"
     text = explained(capsys, "--pipeline=interleaved", *SIZES, f"--pipeline_table={file}")

@@ -25,6 +25,7 @@ def run(capsys, *arguments, code=0):
     return printed.out if code != 2 else printed.err
 
 
+@pytest.mark.long
 def test_the_report_has_the_plan_its_parts_the_runners_up_and_the_commands(capsys):
     text = run(capsys, *SMALL, MACHINE, *FAST, "--batch_tokens=8192")
     head, best, *rest = text.split("\n\n")
@@ -42,6 +43,7 @@ def test_the_report_has_the_plan_its_parts_the_runners_up_and_the_commands(capsy
     )  # the same in every run
 
 
+@pytest.mark.long
 def test_a_plan_may_have_to_be_surely_near_the_best(capsys, monkeypatch):
     monkeypatch.setattr("meshdsl.cli.planning.nearness._EVERY", 0.0)
     quick = json.loads(run(capsys, TINY, MACHINE, "--json"))
@@ -56,6 +58,7 @@ def test_a_plan_may_have_to_be_surely_near_the_best(capsys, monkeypatch):
     assert "--within" not in text  # the commands that run the plan do not search
 
 
+@pytest.mark.long
 def test_fewer_rules_may_take_a_share_of_the_time(capsys):
     flags = (*SMALL, MACHINE, *FAST, "--batch_tokens=8192", "--json")
     fastest = json.loads(run(capsys, *flags))
@@ -78,6 +81,7 @@ def test_a_share_is_in_percent(capsys, share):
     assert f"--simplify: needs a share from 0% to 100%, as in 2%, got '{share}'" in error
 
 
+@pytest.mark.long
 def test_json_has_the_same_plan_and_what_explain_says_of_it(capsys):
     report = json.loads(run(capsys, *SMALL, MACHINE, "--microbatches=auto", "--json"))
     best = report["best"]

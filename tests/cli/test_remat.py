@@ -59,6 +59,7 @@ def test_memory_is_a_limit(every):
     assert not none.fits
 
 
+@pytest.mark.long
 def test_sweep_takes_what_explain_takes(tmp_path, capsys):
     given = (*GIVEN, "--hardware=v5p", "--remat=auto")
     assert run(["explain", *given]) == 0
@@ -70,6 +71,7 @@ def test_sweep_takes_what_explain_takes(tmp_path, capsys):
     assert re.search(r"\n  peak +(.*?)  reached", text)[1] == show_bytes(row["peak_bytes"])
 
 
+@pytest.mark.long
 def test_training_says_what_it_takes(tmp_path, capsys):
     (tmp_path / "text.txt").write_text("To be, or not to be, that is the question. " * 200)
     tiny = ("--model_args=layers=2,embed=16,heads=2,d_ff=32", "--batch_size=8", "--length=16")

@@ -58,6 +58,7 @@ def post(address, path, body):
         return json.load(answer)
 
 
+@pytest.mark.long
 def test_a_run_is_served_and_writes_what_generate_writes(started, trained, capsys, tmp_path):
     template = tmp_path / "chat.jinja"
     template.write_text("{{ messages[0].content }}")

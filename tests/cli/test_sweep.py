@@ -93,6 +93,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_every_candidate_is_a_row_with_the_figures_of_its_explanation(folder):
     rows = rows_of(folder)
     assert len({(row["mesh"], row["layout"]) for row in rows}) == len(rows) == 15
@@ -135,6 +136,7 @@ def test_csv_and_page_have_every_row(folder):
     assert len([*(folder / "pages").iterdir()]) == GOOD
 
 
+@pytest.mark.long
 def test_one_process_finds_what_two_do(folder, tmp_path, capsys):
     swept(capsys, *TINY, *MESHES, *LAYOUTS, "--parallel=1", f"--workdir={tmp_path}")
     for name in ("sweep.csv", "plot.svg", "index.html"):
@@ -183,6 +185,7 @@ def own(tmp_path):
     return f"--model={tmp_path / 'own.py'}:tiny"
 
 
+@pytest.mark.long
 def test_a_sweep_that_is_killed_loses_nothing_that_it_had(own, tmp_path, capsys):
     axes = ",".join(f"a{n}:2" for n in range(3))
     many = "batch:{a0,a1,a2}; vocab:{a0,a1,a2}; length:{a0,-}"
@@ -205,6 +208,7 @@ def test_a_sweep_that_is_killed_loses_nothing_that_it_had(own, tmp_path, capsys)
     assert len(set(keys)) == len(keys) == 18
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_is_a_row_and_is_tried_again(own, tmp_path, capsys):
     (tmp_path / "deadly").touch()
     arguments = (own, "--mesh_shape=data:2,model:2", "--layout=batch:{data,-}; vocab:{model,-}")
@@ -217,6 +221,7 @@ def test_a_process_that_is_killed_is_a_row_and_is_tried_again(own, tmp_path, cap
     assert "3 of 4 candidates were measured earlier" in told and "SIGKILL" not in told
 
 
+@pytest.mark.long
 def test_candidates_are_run_in_turn_and_rounds_go_on(own, tmp_path, capsys):
     arguments = (own, "--measure=run", "--host_devices=2", f"--workdir={tmp_path}")
     arguments += ("--mesh_shape=data:2", "--layout=batch:{data,-}; vocab:-", "--layout=length:nix")
@@ -287,6 +292,7 @@ def test_topologies_are_swept_with_their_own_chips(tmp_path, capsys):
     assert "4 of 4 candidates were measured earlier" in told
 
 
+@pytest.mark.long
 def test_time_decides_in_a_sweep_where_it_does_in_explain(tmp_path, capsys):
     sizes = "--model_args=layers=2,embed=2048,heads=16,d_ff=8192"
     arguments = (sizes, "--batch_size=64", "--length=512", "--policy=compute=bfloat16")
@@ -324,6 +330,7 @@ def test_the_compiler_of_tpus_has_its_account_of_each_topology(own, tmp_path, ca
         assert show_bytes(row["peak_bytes"]) in line
 
 
+@pytest.mark.long
 def test_what_does_not_fit_comes_last_of_what_is_measured(own, tmp_path, capsys):
     arguments = (own, "--mesh_shape=data:2", "--layout=batch:data; params/vocab:{data,-}")
     swept(capsys, *arguments, f"--workdir={tmp_path / 'a'}", "--parallel=1")
@@ -335,6 +342,7 @@ def test_what_does_not_fit_comes_last_of_what_is_measured(own, tmp_path, capsys)
     assert "does not fit" in told
 
 
+@pytest.mark.long
 def test_where_nothing_fits_it_says_what_comes_nearest_and_what_makes_it_fit(own, tmp_path, capsys):
     asked = (own, "--layout=batch:data; params/vocab:{data,-}")
     swept(capsys, *asked, "--mesh_shape=data:2", f"--workdir={tmp_path / 'a'}", "--parallel=1")

@@ -46,6 +46,7 @@ def text(tmp_path):
     return f"--data={tmp_path}/text.txt"
 
 
+@pytest.mark.long
 def test_a_job_from_text_to_metrics(capsys, tmp_path, text):
     mesh = ("--mesh_shape=data:2,model:2", "--layout=batch:data;heads:model;vocab:model")
     when = ("--steps=40", "--log_every=20", "--eval_every=20", "--eval_batches=2")
@@ -136,6 +137,7 @@ def test_a_model_of_ones_own_on_the_numpy_backend(capsys, tmp_path, text):
     assert "held-out loss 5." in captured.out
 
 
+@pytest.mark.long
 def test_half_precision_with_all_that_goes_with_it(capsys, tmp_path, text):
     mesh = ("--mesh_shape=data:2,model:2", "--layout=batch:data;heads:model;params/embed:data")
     how = ("--policy=compute=float16", "--initial_loss_scale=1048576", "--loss_scale_window=20")
@@ -153,6 +155,7 @@ def test_half_precision_with_all_that_goes_with_it(capsys, tmp_path, text):
     assert "first_nonfinite" not in last
 
 
+@pytest.mark.long
 def test_a_step_that_is_not_finite_has_an_exit_code_of_its_own(capsys, text):
     """One that fails may go on if it is started again; this one would end in the same step."""
     apart = ("--learning_rate=1e30", "--warmup_steps=0", "--clip_norm=0", "--steps=8")
@@ -161,6 +164,7 @@ def test_a_step_that_is_not_finite_has_an_exit_code_of_its_own(capsys, text):
     assert "not finite" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_an_interrupted_run_leaves_complete_metrics(tmp_path, text):
     arguments = [*SMALL, text, "--steps=1000000", "--log_every=50", f"--workdir={tmp_path}/run"]
     process = subprocess.Popen(
@@ -300,6 +304,7 @@ def test_weights_for_some_of_the_data_are_reported_with_other_mistakes(capsys, t
     assert "\n  2. --layout needs a mesh" in told
 
 
+@pytest.mark.long
 def test_a_damaged_cache_of_tokens_ends_a_run_also_a_large_one(capsys, tmp_path, text, monkeypatch):
     command = ["train", *SMALL, text, "--steps=200", f"--data_cache={tmp_path}/cache"]
     assert run([*command[:-2], "--steps=1", command[-1]]) == 0

@@ -14,6 +14,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_losses_and_weights_are_those_of_jax(layout):
     example = load("equinox_mlp")

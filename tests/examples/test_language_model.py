@@ -31,6 +31,7 @@ def test_it_learns_the_same_on_a_mesh(monkeypatch, capsys):
     assert on_mesh == pytest.approx(loss, abs=0.002)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "place", [Place(), Place("data:2,model:2", "heads:model; memory_length:data")]
 )

@@ -110,11 +110,13 @@ def check(model, place, rows=3, count=9, **options):
     assert continuous(writer, texts) == alone(model, place, texts)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FAMILIES)
 def test_texts_that_join_and_leave_are_those_written_alone(name):
     check(family(name), PLACES["one device"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["tensor parallel", "flash-decoding"])
 def test_layouts_split_the_rows_and_caches_of_joining_texts(where):
     check(trained(), PLACES[where], rows=4, count=6)
@@ -126,6 +128,7 @@ def short_pages(monkeypatch):
     monkeypatch.setattr("meshdsl.generation.continuous.PAGE", 4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FAMILIES)
 def test_texts_that_share_pages_are_those_written_alone(name, short_pages):
     check(family(name), PLACES["one device"], cache_tokens=3 * CONTEXT)
@@ -173,6 +176,7 @@ def test_pages_hold_what_texts_need_and_no_more(short_pages):
     assert not writer.lacking
 
 
+@pytest.mark.long
 def test_a_text_goes_on_after_it_was_read_again(short_pages):
     place = PLACES["one device"]
     for name in ("gpt_mini", "window", "t5_mini", "t5 with a start"):
@@ -268,6 +272,7 @@ def test_scores_may_have_any_dtype(dtype):
     assert len(set(found)) > 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["tensor parallel", "jax"])
 def test_probabilities_are_those_of_the_full_forward_pass_on_every_layout(place):
     model, params = trained()

@@ -92,6 +92,7 @@ def check(family, place, **sizes):
         assert likelihood.left_out == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["one device", "tensor parallel", "flash-decoding"])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.filterwarnings("ignore::meshdsl.layouts.validate.LayoutWarning")
@@ -121,6 +122,7 @@ def choices():
     return [texts[number] for number in rng.permutation(len(texts))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["one device", "tensor parallel", "flash-decoding"])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.filterwarnings("ignore::meshdsl.layouts.validate.LayoutWarning")

@@ -34,6 +34,7 @@ def shown():
     print(fingerprint(lowered()))
 
 
+@pytest.mark.long
 def test_every_process_has_the_same_one():
     """Whatever the order of its sets is."""
     found = {fingerprint(lowered())}

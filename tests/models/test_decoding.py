@@ -112,6 +112,7 @@ def check(family, where, backend, unrolled=False):
     assert len(step._compiled) == 2  # chunks and single tokens, whatever their position
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", LAYOUTS)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.filterwarnings("ignore::meshdsl.layouts.validate.LayoutWarning")
@@ -211,6 +212,7 @@ T5_FAMILIES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", LAYOUTS)
 @pytest.mark.parametrize("family", T5_FAMILIES)
 def test_the_decoder_of_t5_reads_in_steps(family, where):

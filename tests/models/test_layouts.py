@@ -31,6 +31,7 @@ CASES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_loss_and_gradients_do_not_depend_on_the_layout(case):
     name, overrides, layout = CASES[case]

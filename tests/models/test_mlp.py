@@ -21,6 +21,7 @@ def reference(p):
     return -scores[np.arange(8), LABELS].mean()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "where",
     [

@@ -130,6 +130,7 @@ def test_loss_and_gradients_unsharded(variant):
 
 
 # Layouts with and without a split length in turn.
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("variant", "layout"),
     list(zip(VARIANTS, itertools.cycle([TENSOR, f"{TENSOR}; length:model?"]), strict=False)),
@@ -143,6 +144,7 @@ def test_the_jax_backend_agrees_on_a_mesh():
     check(variant, mesh="data:2,model:4", layout=f"{TENSOR}; length:model?")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "remat", ["full", "dots", "names:attention_out+mlp_hidden", "keep_collectives"]
 )

@@ -108,6 +108,7 @@ def unsplit_memory():
     return program.peak_bytes, program.compile().memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", ["slabs", "bricks"])
 def test_each_of_eight_devices_holds_an_eighth_of_the_activations(layout):
     """At most 1.15 times that, by our account before it runs and by XLA's of what it compiled."""

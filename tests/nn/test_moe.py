@@ -64,6 +64,7 @@ def expected(slots=LENGTH, choices=2):
     return y
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("choices", [1, 2, 4])
 @pytest.mark.parametrize(
     "way",
@@ -185,6 +186,7 @@ def weighted_sum(dispatch, slots, **options):
     return total
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("slots", [None, 2])
 @pytest.mark.parametrize("dispatch", WAYS)
 def test_every_way_has_the_same_gradients_on_every_layout(dispatch, slots):

@@ -28,6 +28,7 @@ def kept(scores, top_k=0, top_p=1.0, min_p=0.0):
     return keep & (chances >= min_p * chances.max())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize(
     "filters",

@@ -164,6 +164,7 @@ def test_integers_wrap_around_as_on_one_device():
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["numpy", "jax", "tf"])
 @pytest.mark.parametrize("split", [None, "l:a", "w:a", "l:a; w:b"])
 def test_a_product_over_several_dims_leaves_no_range_on_the_way(backend, split):
@@ -201,6 +202,7 @@ def test_the_first_decay_counts(backend, mesh):
     np.testing.assert_array_equal(found, [[nan] * 4, [nan] * 4, [1, 1.5, -inf, -inf]])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", [None, "m:2", "m:4"])
 @pytest.mark.parametrize("backend", ["numpy", "jax", "tf"])
 def test_what_shrinks_from_large_states_is_not_lost(backend, mesh):

@@ -396,6 +396,7 @@ def test_dropout_keeps_the_mean_and_scales_gradients_alike():
     assert run(lambda k, x: md.random.dropout(k, x, 0.0), md.random.key(0), x).data is not None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["numpy", "jax"])
 @pytest.mark.parametrize(
     ("mesh", "layout"), [("x:4", "a:x; b:x?"), ("x:4,y:2", "b:x+y"), ("x:2,y:2", "a:x; b:y")]

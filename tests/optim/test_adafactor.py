@@ -39,6 +39,7 @@ def run_optax(transformation, steps=4, dims=FLAT):
     return params
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [

@@ -26,6 +26,7 @@ def averages(optimizer, decay, steps, dtype="float32"):
     return mean
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("decay", [0.999, 0.15])
 @pytest.mark.parametrize("inner", [AdamW(0.05), optax.adam(0.05)], ids=["ours", "of optax"])
 def test_averages_are_those_of_a_loop_and_parameters_those_of_the_optimizer(inner, decay):

@@ -80,6 +80,7 @@ SHARDED = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_it_gives_the_parameters_of_optax(name):
     transformation = TRANSFORMATIONS[name]()
@@ -87,6 +88,7 @@ def test_it_gives_the_parameters_of_optax(name):
     trees.assert_close(found, trees.run_optax(TRANSFORMATIONS[name](), 4), 2e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SHARDED)
 def test_sharded_values_are_the_unsharded_ones(name):
     optimizer = from_optax(TRANSFORMATIONS[name]())

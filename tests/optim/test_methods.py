@@ -34,6 +34,7 @@ def assert_equal(found, expected):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 @every
 def test_methods_outside_of_a_trace_give_what_traced_ones_give(name):
     optimizer = OPTIMIZERS[name]()
@@ -95,6 +96,7 @@ def of_shapes(seed):
     return {name: md.named(drawn[name].astype("float32"), shapes[name]) for name in shapes}
 
 
+@pytest.mark.long
 @every
 def test_parameters_that_lie_differently_along_a_dim_stay_where_they_are(name):
     optimizer = OPTIMIZERS[name]()

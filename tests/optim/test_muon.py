@@ -39,6 +39,7 @@ def run_optax(transformation, params, grads):
     return params
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [{}, {"consistent_rms": 0.2, "weight_decay": 0.1}, {"nesterov": False, "momentum": 0.9}],

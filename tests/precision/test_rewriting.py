@@ -168,6 +168,7 @@ STACKED = numbers([experts, embed, d_ff], 5)
 ROWS = numbers([rows, embed], 6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "product",
     [

@@ -40,6 +40,7 @@ def test_losses_are_the_published_ones_on_every_layout(mesh):
     assert losses[-1] == pytest.approx(reference.LOSS_AT_STEP_12, abs=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", [mesh for mesh in CASES if mesh])
 def test_program_predicts_every_collective_of_the_compiled_program(mesh):
     step = jitted(mesh)

@@ -41,6 +41,7 @@ STEPS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("hardware", ["v5p", "h100"])
 def test_no_program_is_below_its_bounds(name, hardware):
@@ -201,6 +202,7 @@ def test_casts_of_weights_may_run_once_for_all_microbatches():
     assert step_seconds(program, search.hardware) >= search.estimated(row).bound
 
 
+@pytest.mark.long
 def test_a_given_layout_has_the_bound_of_the_point_that_has_it():
     """Its structure is read off its rules, in which a rule may be optional for one of its axes."""
     step = named("mixtral_mini", 16, 128, optimizer=AdamW(1e-3))

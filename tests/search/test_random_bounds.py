@@ -49,6 +49,7 @@ def check(number, most):
     return checked
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(_QUICK))
 def test_no_random_program_is_below_its_bounds(number):
     check(number, most=3)

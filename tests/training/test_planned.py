@@ -17,6 +17,7 @@ def test_what_is_kept_is_read_again_and_damage_is_nothing(tmp_path):
     assert kept(tmp_path / "new") is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mesh", "layout", "devices", "backend"),
     [

@@ -38,6 +38,7 @@ def lines(workdir):
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at_once", [1, 2])
 @pytest.mark.parametrize("backend", ["jax", "numpy"])
 def test_losses_are_those_of_a_run_that_was_never_stopped(backend, at_once, tmp_path):

@@ -17,6 +17,7 @@ def fresh(optimizer, mesh=None, layout=None, policy=None):
     return md.jit(create(classifier.init, optimizer, policy), mesh, layout)(md.random.key(0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("mesh", "layout"), classifier.LAYOUTS)
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
 def test_steps_are_those_of_plain_numpy(mesh, layout, clip_norm):

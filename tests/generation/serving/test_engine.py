@@ -84,6 +84,7 @@ def until_end(events):
             return "".join(pieces), event.finish
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cache_tokens", [None, 32], ids=["own caches", "few pages"])
 @pytest.mark.parametrize("tokenizer", [Bytes(), Short()], ids=["bytes", "short"])
 def test_each_text_is_the_one_written_alone(engine, tokenizer, cache_tokens, monkeypatch):

@@ -32,6 +32,7 @@ def arguments(program):
     return program.named(gpt.weights(), *gpt.batch())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_loss_and_gradients_are_those_of_jax_on_every_layout(program, arguments, layout):
     backend = "jax" if layout == SEQUENCE_PARALLEL else "numpy"

@@ -157,6 +157,7 @@ CASES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_a_converted_function_computes_what_jax_computes(case):
     function, *arrays = CASES[case]

@@ -111,6 +111,7 @@ def written_caches(order):
     return md.named(caches, order), md.named(fresh, ["steps", "batch", "slots"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("order", [["steps", "batch", "slots"], ["slots", "steps", "batch"]])
 @pytest.mark.parametrize("start", [0, 2, 4, 9])  # a piece that would exceed begins earlier

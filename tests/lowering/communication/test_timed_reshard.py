@@ -33,6 +33,7 @@ def seconds(chain: tuple[Move, ...], mesh: Mesh, name: str) -> float:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["v5p", "h100"])
 @pytest.mark.parametrize("kind", ["sum", "max"])
 @pytest.mark.parametrize(

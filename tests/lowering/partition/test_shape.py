@@ -140,6 +140,7 @@ def test_transpose_and_broadcast_on_every_layout():
     )
 
 
+@pytest.mark.long
 def test_gradients_of_reshapes_on_every_layout():
     def slope(x):
         def loss(x):

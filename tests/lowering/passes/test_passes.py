@@ -24,6 +24,7 @@ def every_ring(program, options):
     return rings(program, smallest=0, intensity=0)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of rules and options that change nothing
 def test_passes_keep_the_numbers(case_number):
     case = make_case(case_number)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import random
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -131,6 +132,7 @@ def damaged(schedule, draw):
     return wrong, kind, action, (stage, min(column, other))
 
 
+@pytest.mark.long
 @settings(PATIENT, max_examples=MUTATIONS)
 @given(built_in() | any_right(), st.integers(0, 2**32))
 def test_a_damaged_schedule_is_refused_with_its_first_wrong_action(schedule, seed):

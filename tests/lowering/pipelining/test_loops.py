@@ -22,6 +22,7 @@ TENSOR = "layers:pipe; batch:data; heads:model; d_ff:model; vocab:model+pipe; le
 STORED = "layers:pipe; batch:data; params/embed:data; optimizer/embed:data; vocab:pipe"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "microbatches", "mesh", "layout", "rounds"),
     [
@@ -85,6 +86,7 @@ def test_jax_runs_what_numpy_simulates(model, mesh, layout, rounds):
     check_same(model, 4, mesh, layout, "jax", pipeline_rounds=rounds)
 
 
+@pytest.mark.long
 def test_jax_runs_rounds_that_turn_around():
     check_same(NARROW, 4, "pipe:2", "layers:pipe", "jax", pipeline="zbv")
 

@@ -109,6 +109,7 @@ STORED = "layers:pipe; batch:data; params/embed:data; optimizer/embed:data; voca
 EXPERTS = "layers:pipe; batch:data; experts:expert"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "mesh", "layout", "rounds", "schedule"),
     [

@@ -234,6 +234,7 @@ def test_a_run_evaluates_without_a_pipeline():
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mesh", "layout", "rounds"),
     [("pipe:4", "layers:pipe", 1), (None, None, None), ("data:2", "batch:data", None)],

@@ -91,6 +91,7 @@ def test_random_programs_are_the_same_from_their_placements(number):
     assert str(again.lower(case.inputs)) == str(jitted.lower(case.inputs))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(40))
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_any_placement_gives_the_same_numbers(number):

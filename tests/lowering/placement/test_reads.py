@@ -131,6 +131,7 @@ def legal(problem, planned, kept):
     return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(16))
 def test_no_other_choice_of_what_stays_partial_sends_less(seed, monkeypatch):
     function, args = program_of(seed)

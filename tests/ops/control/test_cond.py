@@ -105,6 +105,7 @@ def test_a_cond_in_a_scan_and_a_scan_in_a_cond():
     assert_agree(ours, theirs, random([a]), xs, random([a, b], seed=1), order=2)
 
 
+@pytest.mark.long
 def test_conds_nest():
     def ours(x, w):
         def inner(x):

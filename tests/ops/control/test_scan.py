@@ -159,6 +159,7 @@ def test_scans_nest():
     assert_agree(ours, theirs, random([a]), xs, random([a, b], seed=2), order=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["inside", "outside", "both"])
 def test_checkpoint_and_scan_compose(where):
     def ours(carry, xs, w):

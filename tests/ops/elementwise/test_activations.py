@@ -28,12 +28,14 @@ REFERENCES = {  # ours: (JAX's, low, high)
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", REFERENCES)
 def test_values_and_two_derivatives(name):
     reference, low, high = REFERENCES[name]
     assert_agree(getattr(md, name), reference, random([a, b], low, high), order=2)
 
 
+@pytest.mark.long
 def test_their_parameters():
     x = random([a, b], -3, 3)
     pairs = [
@@ -57,6 +59,7 @@ def test_large_inputs_do_not_overflow(name):
     assert np.isfinite(slope).all()
 
 
+@pytest.mark.long
 def test_slopes_where_two_branches_meet():
     """Zeros are what many tensors start as; JAX halves the curvature of celu there."""
     x = md.named(np.zeros(4), [a])

@@ -63,6 +63,7 @@ BINARY = {
 COMPARISONS = ["equal", "not_equal", "less", "less_equal", "greater", "greater_equal"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", UNARY)
 def test_unary_operations_and_two_derivatives(name):
     reference, low, high = UNARY[name]
@@ -79,6 +80,7 @@ def test_unary_operations_and_two_derivatives(name):
     assert_agree(function, reference, random([a, b], low, high), order=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", BINARY)
 def test_binary_operations_broadcast_by_name_with_two_derivatives(name):
     reference, low, high = BINARY[name]

@@ -176,6 +176,7 @@ def test_one_of_three_operands_with_all_dims_is_enough():
     assert_close(found, np.where(rows.data[:, None] > 0, x.data, columns.data))
 
 
+@pytest.mark.long
 def test_what_outer_spells_is_an_outer_product_with_its_gradients():
     x, y, _ = operands()
     assert_agree(

@@ -31,6 +31,7 @@ UNARY = (
 THEIRS = {"rsqrt": jax.lax.rsqrt}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*UNARY, "rsqrt"])
 def test_functions_and_their_cotangents(name):
     ours, theirs = getattr(md, name), THEIRS.get(name) or getattr(jnp, name)

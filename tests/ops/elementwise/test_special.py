@@ -22,6 +22,7 @@ UNARY = {  # ours: (SciPy's name, JAX's function, low, high)
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", UNARY)
 def test_unary_functions_and_two_derivatives(name):
     scipy_name, reference, low, high = UNARY[name]

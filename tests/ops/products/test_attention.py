@@ -105,6 +105,7 @@ def test_the_result_is_that_of_the_definition(variant):
         assert_close(found, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["numpy", "jax"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_gradients_are_those_of_the_reference(variant, backend):

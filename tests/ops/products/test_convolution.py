@@ -28,6 +28,7 @@ def filters(ins=channels, seed=1):
     return random([kh, kw, ins, features], seed=seed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("strides", "padding", "dilation"),
     [
@@ -107,6 +108,7 @@ def test_dims_keep_their_names_and_the_result_takes_the_place_of_what_is_summed(
     assert_close(found, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("padding", "pads", "lost"),
     [

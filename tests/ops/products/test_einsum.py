@@ -13,6 +13,7 @@ a, b, c, d = md.dims(a=4, b=3, c=2, d=5)
 DIMS = {"a": a, "b": b, "c": c, "d": d}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "letters",
     [

@@ -66,6 +66,7 @@ def loss_of(transform, library):
     return loss
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_values_and_cotangents_on_any_layout(name):
     ours, theirs, is_complex = TRANSFORMS[name]

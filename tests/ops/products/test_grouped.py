@@ -26,6 +26,7 @@ def looked_up(x, w, group, equation):
     return jnp.einsum(equation, x, matrices)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("keep", "equation"),
     [
@@ -93,6 +94,7 @@ def gradients(x, w, group):
     return md.grad(total, (0, 1))(x, w)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["numpy", "jax", "tf", "jax_auto"])
 @pytest.mark.parametrize(
     ("mesh", "layout"),
@@ -126,6 +128,7 @@ def test_every_layout_has_the_numbers_of_one_device(on):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["none", "one", "first", "all"])
 def test_any_number_of_rows_fits_a_group(kind):
     """More rows than a block has; a group without rows; rows of no group."""

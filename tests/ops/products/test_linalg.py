@@ -79,12 +79,14 @@ SQUARE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SQUARE)
 def test_functions_of_square_matrices_with_two_derivatives(name):
     ours, theirs, made = SQUARE[name]
     assert_agree(ours, theirs, made(), order=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["cholesky", "inverse", "determinant", "eigenvalues"])
 def test_on_a_mesh(name, layout):
@@ -121,6 +123,7 @@ SOLVERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SOLVERS)
 def test_solvers_with_two_derivatives(name):
     ours, theirs = SOLVERS[name]
@@ -128,6 +131,7 @@ def test_solvers_with_two_derivatives(name):
     assert_agree(ours, jax.vmap(theirs), a, b, order=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", [*LAYOUTS, "side:data; i:model"])
 @pytest.mark.parametrize("name", ["solve", "lower"])
 def test_solvers_on_a_mesh(name, layout):
@@ -196,6 +200,7 @@ def test_qr_multiplies_back_and_is_unique(shape, backend):
         assert (np.diagonal(r.data, axis1=1, axis2=2) >= 0).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", ["tall", "square"])
 def test_the_gradient_of_qr(shape):
     x = numbered(FACTORS[shape])
@@ -223,6 +228,7 @@ def test_eigenvectors_and_their_gradient():
         assert_close(np.einsum("bik,bk,bjk->bij", v, w, v), x.data)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", FACTORS)
 def test_svd_multiplies_back_and_its_gradient(shape):
     x = numbered(FACTORS[shape])

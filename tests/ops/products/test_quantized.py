@@ -91,6 +91,7 @@ def scale_of(x, how, axis):
     return 2.0 ** np.ceil(np.log2(np.abs(x).max(axis=axis, keepdims=True) / bound))
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of qwix's use of flax
 @pytest.mark.parametrize("name", ["int8+unrounded", "fp8+unrounded"])
 def test_products_and_gradients_are_those_of_qwix(name):
@@ -330,6 +331,7 @@ def test_experts_are_gathered_in_8_bits(layout):
     assert sum(others) <= 2 * 4 * experts.size * 80  # the maxima, and the scales
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", HOWS)
 @pytest.mark.parametrize("factor", [2.0**-90, 2.0**60])
 def test_tiny_and_huge_cotangents_have_the_gradients_of_others(name, factor):

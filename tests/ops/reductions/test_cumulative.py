@@ -123,6 +123,7 @@ def functions(names):
     ]
 
 
+@pytest.mark.long
 def test_every_layout_gives_the_same():
     recurrences = [
         lambda x, r=r, e=e: md.linear_recurrence(md.cos(x), x, "length", r, e) for r, e in FLAGS
@@ -136,6 +137,7 @@ def test_every_layout_gives_the_same():
     assert_same_on_every_layout(extremes, X)
 
 
+@pytest.mark.long
 def test_integers_and_nan_on_every_layout():
     data = np.random.default_rng(0).integers(-100, 100, (3, 7))
     holes = X.data.copy()

@@ -28,6 +28,7 @@ def test_reductions_with_two_derivatives(name, over):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("over", OVER)
 @pytest.mark.parametrize("name", ["logsumexp", "softmax", "log_softmax"])
 def test_softmax_and_its_kin_with_two_derivatives(name, over):
@@ -96,6 +97,7 @@ def test_half_precision_is_summed_in_single_precision():
         assert float(run(md.sum, x, backend=backend)) == 4096
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("over", OVER)
 def test_a_product_and_two_derivatives_also_at_zeros(over):
     x = random([a, b, c], 0.5, 1.5)

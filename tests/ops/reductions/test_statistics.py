@@ -18,6 +18,7 @@ def axes(over):
     return tuple("abc".index(name) for name in over)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("over", OVER)
 @pytest.mark.parametrize("correction", [0, 1])
 def test_variance_and_deviation_with_two_derivatives(over, correction):

@@ -57,6 +57,7 @@ CASES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_two_derivatives(name):
     function, reference = CASES[name]

@@ -110,6 +110,7 @@ DYNAMIC = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_two_derivatives(name):
     function, reference = CASES[name]

@@ -69,6 +69,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.long
 def test_state_goes_from_any_mesh_to_any_other(tmp_path):
     state = made()
     for number, (mesh, layout) in enumerate(LAYOUTS):

@@ -230,6 +230,7 @@ def test_processes_that_cannot_be_are_refused():
 
 
 # Each change of the size starts worker processes anew, which takes seconds.
+@pytest.mark.long
 @pytest.mark.parametrize(("workers", "sizes"), [(0, [8, 8, 3, 3, 20, 8]), (1, [8, 8, 3, 3])])
 def test_batches_of_another_size_follow_without_a_gap(workers, sizes):
     ones = shuffled_batches(numbered(400), 1, seed=2)

@@ -122,6 +122,7 @@ def test_a_device_that_has_no_copy_of_a_shard_is_not_compared():
     ReplicaCheck(1).check(0, {"w": flipped(w, 3)})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["jax", "jax_auto"])
 @pytest.mark.parametrize(
     ("mesh", "layout"),

@@ -3,12 +3,15 @@
 import json
 import signal
 
+import pytest
+
 from meshdsl.training.launching.events import NAME
 from tests.training.launching.test_hosts import ELASTIC, flags, job, kill_host, process, wait_for
 
 __all__ = ["job"]  # a fixture
 
 
+@pytest.mark.long
 def test_copies_count_while_the_hosts_that_have_them_are_there(job, tmp_path):
     for number in range(3):
         for step in (7, 8):

@@ -139,6 +139,7 @@ def is_there(number):
 WAITS = "time.sleep(600 if start == 1 else 0)"
 
 
+@pytest.mark.long
 def test_all_hosts_start_again_when_a_process_of_one_is_killed(job, tmp_path):
     """At once: nobody waits until collectives give up."""
     first, second = job(0, program=WAITS), job(1, processes=2, program=WAITS)
@@ -182,6 +183,7 @@ def test_a_first_supervisor_that_is_gone_is_waited_for(job, tmp_path):
     assert "is broken: the processes of this host are stopped" in second.stderr.read()
 
 
+@pytest.mark.long
 def test_a_host_that_stands_still_for_too_long_is_lost(job, tmp_path):
     first = job(0, processes=2, program=WAITS, silence=3.0)
     second = job(2, program=WAITS, silence=3.0)
@@ -193,6 +195,7 @@ def test_a_host_that_stands_still_for_too_long_is_lost(job, tmp_path):
     assert (first.wait(90), second.wait(90)) == (0, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("signalled", [0, 1])
 def test_a_signal_to_any_host_reaches_all_processes_once(signalled, job, tmp_path):
     program = (
@@ -213,6 +216,7 @@ def test_a_signal_to_any_host_reaches_all_processes_once(signalled, job, tmp_pat
     assert "its 3 processes, and it has no --elastic_axis" in both[0].stderr.read()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -234,6 +238,7 @@ def test_hosts_that_do_not_fit_are_told_why(given, said, job, tmp_path):
     assert "the first supervisor refuses this one: " in text and said in text
 
 
+@pytest.mark.long
 def test_two_hosts_with_the_same_numbers_are_told(job):
     first, second = job(0), job(1)
     wait_for(lambda: "waiting for the hosts of process 2" in first.stderr.readline())
@@ -243,6 +248,7 @@ def test_two_hosts_with_the_same_numbers_are_told(job):
     assert second.poll() is None
 
 
+@pytest.mark.long
 def test_hosts_that_do_not_come_are_named(job):
     first, second = job(0, patience=6.0), job(1)
     assert (first.wait(90), second.wait(90)) == (2, 1)
@@ -291,6 +297,7 @@ def flags(folder, start, number):
     return (folder / f"{start}.{number}.flags").read_text().split()
 
 
+@pytest.mark.long
 def test_fewer_hosts_go_on_and_more_when_one_comes_back(job, tmp_path):
     given = {"program": "import json\n" + ELASTIC, "elastic": True, "beside": 3}
     for name in (0, 1):
@@ -334,6 +341,7 @@ def test_a_spare_host_takes_the_place_of_a_lost_one_at_once(job, tmp_path):
     assert (first.wait(90), spare.wait(90)) == (0, 0)
 
 
+@pytest.mark.long
 def test_a_host_that_stays_keeps_its_number_where_a_spare_one_takes_another_place(job, tmp_path):
     """Its copies in memory are then those that its processes need."""
     program = "open(f'{folder}/by.{start}.{number}', 'w').write(str(os.getppid()))\n" + WAITS
@@ -412,6 +420,7 @@ def kill_host(folder, supervisor, *processes):
         os.kill(number, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_the_job_goes_on_without_the_first_host_and_grows_again_with_it(job, tmp_path):
     given = {"program": "import json\n" + BY + ELASTIC, "elastic": True, "beside": 3}
     first, second, third = (job(n, **given) for n in range(3))
@@ -435,6 +444,7 @@ def test_the_job_goes_on_without_the_first_host_and_grows_again_with_it(job, tmp
     assert "the one of this host, at " in second.stderr.read()
 
 
+@pytest.mark.long
 def test_a_spare_host_lets_the_job_go_on_without_the_first_one(job, tmp_path):
     program = BY + "time.sleep(600 if start == 1 else 0)"
     first, second = job(0, program=program), job(1, processes=2, program=program)
@@ -483,6 +493,7 @@ class Cable:
                 end.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.mark.long
 def test_a_first_supervisor_that_was_cut_off_gives_way(job, tmp_path):
     """The others see that their connections are broken, however long it takes."""
     given = {"program": "import json\n" + BY + ELASTIC, "elastic": True, "beside": 3}
@@ -503,6 +514,7 @@ def test_a_first_supervisor_that_was_cut_off_gives_way(job, tmp_path):
     assert "another supervisor leads the job now" in first.stderr.read()
 
 
+@pytest.mark.long
 def test_a_start_does_not_take_the_end_of_an_earlier_one_for_its_own(job, tmp_path):
     """A host stands still while another process fails, and hears of two starts when it goes on."""
     first, second = job(0, processes=2, program=WAITS), job(2, program=WAITS)

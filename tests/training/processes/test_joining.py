@@ -165,6 +165,7 @@ def test_losses_are_those_of_one_process(count, mesh, start, text, tmp_path):
     np.testing.assert_allclose([*found.values()], [*expected.values()], atol=2e-5)
 
 
+@pytest.mark.long
 def test_a_script_of_ones_own_reads_in_each_process_what_its_devices_hold():
     expected, all_picked, all_held_out = own_script.run(backend="numpy")
     told = of_own_script(2, "data:2,model:2", classifier.LAYOUT)
@@ -179,6 +180,7 @@ def test_a_script_of_ones_own_reads_in_each_process_what_its_devices_hold():
         assert [a | b for a, b in zip(one, other, strict=True)] == [set(rows) for rows in whole]
 
 
+@pytest.mark.long
 def test_processes_whose_devices_hold_all_rows_read_all():
     expected, all_picked, _ = own_script.run(backend="numpy")
     for each in of_own_script(2, "model:4", "hidden:model"):

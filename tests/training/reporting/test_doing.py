@@ -39,6 +39,7 @@ def test_an_error_of_the_block_passes():
         raise KeyError
 
 
+@pytest.mark.long
 def test_a_run_says_in_order_what_it_does_before_its_first_step():
     """On a terminal of its own, as a person has one."""
     command = "train --model=gpt_mini --steps=1 --batch_size=2 --length=16 --eval_batches=1".split()

@@ -46,6 +46,7 @@ def test_nothing_else_imports_it():
     assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
 
 
+@pytest.mark.long
 def test_its_messages_about_its_build_and_missing_gpus_are_not_shown():
     code = (
         "import jax; from meshdsl.lowering.backends.tf.require import tensorflow; tensorflow(); "

@@ -101,6 +101,7 @@ def check(rows, columns, names, where, backend="numpy", **chosen):
 SIZES = [(8, 8), (7, 7), (6, 9)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(3))
 def test_values_and_gradients_are_those_of_one_device(number):
     check(*SIZES[number], None, WHERE[number::3], context="ring")

@@ -273,6 +273,7 @@ def test_text_can_be_read_in_light_and_in_dark(show, dark):
         assert (max(ink, paper) + 0.05) / (min(ink, paper) + 0.05) >= 4.5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["four axes", "pipeline", "pads", "comparison"])
 @pytest.mark.parametrize("width", [420, 800, 1300])
 def test_nothing_is_cut_or_wider_than_its_box(show, width, kind):

@@ -24,6 +24,7 @@ def test_every_collective_over_one_axis_and_over_two(name, move, mesh, layout):
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_travels_unchanged(dtype):
     x = data(dtype)

@@ -149,6 +149,7 @@ def in_a_process(code, **environment):
     return told.stdout.strip().split("\n")
 
 
+@pytest.mark.long
 def test_jax_stays_on_the_cpu_where_tensorflow_has_the_tpu():
     code = (
         "import jax; from meshdsl.cli.job import use_tpu; use_tpu(None, 'jax'); "

@@ -85,6 +85,7 @@ LAYOUT = "device:a+b; whole/p:b+a; gathered/p:-; exchanged/q:b+a; r:b+a; scatter
 KINDS = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "dtype",
     "int8 int32 int64 uint8 uint32 float16 bfloat16 float32 float64 complex64 bool".split(),
@@ -223,6 +224,7 @@ CONTROL = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CONTROL)
 def test_collectives_in_bodies(name):
     function, other, rules = CONTROL[name]
