@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from meshdsl.training.launching import hosts, leading, member
+from meshdsl.training.launching import hosts, leading
 from meshdsl.training.launching.events import NAME
 from meshdsl.training.launching.lines import Line
 
@@ -570,31 +570,6 @@ def test_a_line_ends_when_nothing_is_heard_for_too_long():
         theirs.sendall(b'{}\n{"one": 1}\n')
         assert [*line.messages()] == [{"one": 1}]
     assert hosts.Terms("host0:7", 2, "", 1.0).meeting == "host0:8"
-
-
-def test_a_signal_that_comes_while_others_are_asked_is_not_lost(monkeypatch, tmp_path):
-    terms = hosts.Terms("localhost:1", 2, "one", 30.0)
-    host = hosts.Host(terms, range(1, 2), None, {}, tmp_path, (60.0, 60.0), str)
-    one = member.Member(host, leads=True)
-
-    def asked(address):
-        one._signal = signal.SIGTERM
-        raise OSError("away")
-
-    monkeypatch.setattr(member, "asked", asked)
-    monkeypatch.setattr(one, "_candidates", lambda: ["localhost:1"])
-    assert one._connected(60.0, time.monotonic()) is None
-
-
-def test_a_host_that_was_cut_off_when_the_job_ended_ends_too(tmp_path):
-    leading.end(tmp_path, 65)
-    assert leading.leader(tmp_path)[1] is None
-    terms = hosts.Terms(f"localhost:{free_port()}", 2, "one", 30.0)
-    rest = range(1, 2), None, {}, tmp_path, (60.0, 60.0), str
-    assert member.Member(hosts.Host(terms, *rest), joined=True).run() == 65
-    # The next job in the workdir begins as if nothing had ended there.
-    leading.lead(tmp_path, "localhost:1")
-    assert leading.ended(tmp_path) is None
 
 
 def test_a_job_that_ends_says_so_in_the_workdir(job, tmp_path):

@@ -1,8 +1,11 @@
 """The supervisor of a host that is not the first, where the first one is faked."""
 
+import signal
+import time
 from types import SimpleNamespace
 
-from meshdsl.training.launching import hosts, member
+from meshdsl.training.launching import hosts, leading, member
+from tests.training.launching.test_hosts import free_port
 
 
 def test_the_end_of_a_process_is_told_whatever_is_in_the_folder_of_copies(monkeypatch, tmp_path):
@@ -19,3 +22,28 @@ def test_the_end_of_a_process_is_told_whatever_is_in_the_folder_of_copies(monkey
     (message,) = told
     assert (message["ended"], message["code"], message["copies"]) == (1, 1, [])
     assert "No such file" in message["lines"][0] and str(tmp_path) in reported[0]
+
+
+def test_a_signal_that_comes_while_others_are_asked_is_not_lost(monkeypatch, tmp_path):
+    terms = hosts.Terms("localhost:1", 2, "one", 30.0)
+    host = hosts.Host(terms, range(1, 2), None, {}, tmp_path, (60.0, 60.0), str)
+    one = member.Member(host, leads=True)
+
+    def asked(address):
+        one._signal = signal.SIGTERM
+        raise OSError("away")
+
+    monkeypatch.setattr(member, "asked", asked)
+    monkeypatch.setattr(one, "_candidates", lambda: ["localhost:1"])
+    assert one._connected(60.0, time.monotonic()) is None
+
+
+def test_a_host_that_was_cut_off_when_the_job_ended_ends_too(tmp_path):
+    leading.end(tmp_path, 65)
+    assert leading.leader(tmp_path)[1] is None
+    terms = hosts.Terms(f"localhost:{free_port()}", 2, "one", 30.0)
+    rest = range(1, 2), None, {}, tmp_path, (60.0, 60.0), str
+    assert member.Member(hosts.Host(terms, *rest), joined=True).run() == 65
+    # The next job in the workdir begins as if nothing had ended there.
+    leading.lead(tmp_path, "localhost:1")
+    assert leading.ended(tmp_path) is None
