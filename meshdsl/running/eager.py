@@ -39,6 +39,7 @@ from meshdsl.running.runnable import Runnable, arguments_of, bare, devices_of
 from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tensors.idioms import answered
 from meshdsl.tensors.named_array import NamedArray, need_every_dim
+from meshdsl.tensors.product_precision import product_precision
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Form, Graph, Operation, TracedTensor, Work
 from meshdsl.tracing.trace import ArrayTrace, tracing
@@ -120,7 +121,8 @@ def run(
         data: Any = array.data if type(array) is NamedArray else None
         if type(data) in _on_devices:
             dims, cuts = array.dims, array.cuts
-            known = _calls.get((function, NamedArray, dims, cuts, data.dtype, data.sharding))
+            key = function, product_precision(), NamedArray, dims, cuts, data.dtype, data.sharding
+            known = _calls.get(key)
             if known is not None:
                 return known(args)
     arrays: list[NamedArray] = []
@@ -129,7 +131,7 @@ def run(
     try:
         key: Hashable = None
         if pure:
-            parts: list[Hashable] = [function]
+            parts: list[Hashable] = [function, product_precision()]
             for value in args:
                 data = value.data if type(value) is NamedArray and not arrays else None
                 if type(data) in _on_devices:  # as `_key` does
@@ -283,7 +285,7 @@ def _program(
     """Returns a program for a graph: that of an equal graph, if one is cached."""
     if any(isinstance(array.data, jax.core.Tracer) for array in operands):
         return Runnable.inline(graph)  # JAX is tracing: the program becomes part of what it traces
-    key = (fingerprint(graph), tuple(places), tuple(results))
+    key = (fingerprint(graph), product_precision(), tuple(places), tuple(results))
     runnable = _programs.get(key)
     if runnable is None:
         mesh = Mesh(tuple(devices.shape.items())) if devices is not None else Mesh()

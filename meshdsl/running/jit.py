@@ -50,6 +50,7 @@ from meshdsl.tensors.dims import STEPS, Dimension, did_you_mean
 from meshdsl.tensors.dtypes import short
 from meshdsl.tensors.idioms import answered
 from meshdsl.tensors.named_array import NamedArray, need_every_dim
+from meshdsl.tensors.product_precision import product_precision
 from meshdsl.tensors.signature import Signature, paths_of, taking_leaves
 from meshdsl.tracing.graph import Graph
 from meshdsl.tracing.source import definition
@@ -282,7 +283,7 @@ class Jitted(Generic[P, R]):
                 raise ValueError(
                     f"donate={name!r} is no parameter of {self.name}({', '.join(names)}){hint}"
                 )
-        self._compiled: dict[Signature, Compiled] = {}
+        self._compiled: dict[tuple[Signature, str | None], Compiled] = {}
         self._direct = Direct()
         self._order = Order(self.parameters.parameters)
         self._traces: dict[Signature, tuple[Graph, Any]] | None = None  # see `on`
@@ -329,7 +330,7 @@ class Jitted(Generic[P, R]):
         if any(isinstance(each, jax.core.Tracer) for each in data):
             return self._inside_jax(leaves, signature)
         need_numbers(self.name, leaves, signature)
-        compiled = self._compiled.get(signature)
+        compiled = self._compiled.get((signature, product_precision()))
         if compiled is None:
             compiled = self._compile(signature)
         self._direct.note(compiled, leaves, positional)
@@ -547,7 +548,7 @@ class Jitted(Generic[P, R]):
 
         executable = backends.executable(self._backend, program, program.donated, self._devices)
         compiled = Compiled(self, signature, program, executable)
-        self._compiled[signature] = compiled
+        self._compiled[signature, product_precision()] = compiled
         return compiled
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.running import eager
 from meshdsl.running.callers import MISS, REFUSED
 
 row, odd = md.dims(row=8, odd=5)
@@ -170,15 +171,17 @@ def contexts():
 def test_a_call_in_another_context_of_jax_has_the_same_results(name):
     x = ones()
     jitted = armed(lambda x: x + x, x)
-    eager = x * 3
+    thrice = x * 3
     for _ in range(3):
         with contexts()[name]():
             for _ in range(3):
                 found = jitted(x)
                 np.testing.assert_array_equal(found, 2 * np.ones(8))
                 assert found.data.devices() == x.data.devices()
-                np.testing.assert_array_equal(x * 3, eager)
+                np.testing.assert_array_equal(x * 3, thrice)
         np.testing.assert_array_equal(jitted(x), 2 * np.ones(8))
+    for _ in range(2 * 64):  # after refusals it waits for 64 equal calls at most
+        jitted(x)
     assert jitted._direct.function is not None
 
 
@@ -224,3 +227,29 @@ def test_disable_jit_changes_nothing():
     for _ in range(4):
         jitted(ones())
     assert not refused(jitted, ones())  # calls are direct again
+
+
+@pytest.mark.parametrize("mesh", ["", "m:4"])
+def test_products_have_the_precision_of_the_context_in_which_they_are_called(mesh):
+    def products(x, y):
+        return md.einsum(x, y, over="b")
+
+    def precise(runs):  # on CPUs the numbers are the same, so the compiled programs tell
+        return ["operand_precision" in run.executable.compiled.as_text() for run in runs]
+
+    eager.clear_cache()
+    x, y = md.named(np.ones((4, 4)), ["a", "b"]), md.named(np.ones((4, 4)), ["b", "c"])
+    if mesh:
+        x, y = md.place(x, mesh, "a:m"), md.place(y, mesh, "a:m")
+    jitted = armed(products, x, y, **({"mesh": mesh, "layout": "a:m"} if mesh else {}))
+    products(x, y)
+    for _ in range(2):
+        with jax.default_matmul_precision("highest"):
+            assert refused(jitted, x, y)
+            jitted(x, y), products(x, y)
+        jitted(x, y), products(x, y)
+        assert precise(jitted._compiled.values()) == [False, True]
+        assert precise(eager._programs.values()) == [False, True]
+        for _ in range(64):
+            jitted(x, y)
+        assert not refused(jitted, x, y)

@@ -16,6 +16,7 @@ import numpy as np
 
 from meshdsl.lowering.backends.jax.arguments import Storage
 from meshdsl.tensors.named_array import NamedArray
+from meshdsl.tensors.product_precision import product_precision
 
 
 class Once:
@@ -44,6 +45,21 @@ class Once:
 
         function.__name__ = run.__name__
         self.function = function
+
+
+def in_precision(run: Callable) -> Callable:
+    """Returns a compiled program that refuses calls under another precision of products.
+
+    JAX compares it for its own functions, but not for those compiled ahead.
+    """
+    compiled_for = product_precision()
+
+    def call(*arrays: Any) -> Any:
+        if product_precision() != compiled_for:
+            raise TypeError("the program was compiled for another precision of products")
+        return run(*arrays)
+
+    return call
 
 
 def is_jit_disabled() -> bool:

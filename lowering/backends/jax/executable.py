@@ -28,7 +28,7 @@ from meshdsl.lowering.backends.compiler_flags import (
 )
 from meshdsl.lowering.backends.jax import kept
 from meshdsl.lowering.backends.jax.arguments import Storage, as_logical_function, partition_spec
-from meshdsl.lowering.backends.jax.direct import Once, accepts, is_jit_disabled
+from meshdsl.lowering.backends.jax.direct import Once, accepts, in_precision, is_jit_disabled
 from meshdsl.lowering.backends.jax.emitters import EMITTERS
 from meshdsl.lowering.backends.jax.machine import Machine
 from meshdsl.lowering.backends.jax.torus import arrange_devices
@@ -115,6 +115,7 @@ class Executable:
                 raise
             self.compiled = compiled(smaller)
             warnings.warn(WITHOUT_OFFLOADING, stacklevel=2)
+        self._compiled_ahead = in_precision(self.compiled)
 
     @property
     def direct(self) -> Callable | None:
@@ -126,7 +127,7 @@ class Executable:
             return self._jitted
         # JAX does not check the dtype of an input that the program does not use.
         dropped = len(jax.tree.leaves(self.compiled.input_shardings)) < len(self.inputs)
-        return None if dropped else self.compiled
+        return None if dropped else self._compiled_ahead
 
     def recommended(self, device: Any) -> Mapping[str, Flag]:
         """Returns the compiler's flags for a device."""
