@@ -121,8 +121,8 @@ def run(
         data: Any = array.data if type(array) is NamedArray else None
         if type(data) in _on_devices:
             dims, cuts = array.dims, array.cuts
-            key = function, product_precision(), NamedArray, dims, cuts, data.dtype, data.sharding
-            known = _calls.get(key)
+            usual = function, product_precision(), NamedArray, dims, cuts, data.dtype, data.sharding
+            known = _calls.get(usual)
             if known is not None:
                 return known(args)
     arrays: list[NamedArray] = []
