@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,8 @@ OF_MODEL = (
 )
 STDOUT = "-"  # the value of --out for standard output
 _FIXED = ("tokenizer", "end_token")  # another one makes other tokens, so the model reads nonsense
+# For templates of data: tokens must not depend on the day. Llama's has this one if it knows none.
+_DATE = datetime(2024, 7, 26)
 _FRACTION = re.compile(r"Fraction\((\d+), (\d+)\)")
 _POLICY = re.compile(r"(\w+)=dtype\('?(\w+)'?\)")
 
@@ -264,28 +267,30 @@ def weights_of(values: flags.FlagValues, problems: Problems) -> Weights | None:
     return None
 
 
-def chat_template(values: flags.FlagValues, problems: Problems) -> Template | None:
-    """Returns the template of chats, if there is one."""
+def chat_template(
+    values: flags.FlagValues, problems: Problems, today: datetime | None = None
+) -> Template | None:
+    """Returns the template of chats, if there is one; see `load_template`."""
     from meshdsl.generation.serving.chat import load_template, template_beside
 
     with problems.caught("--chat_template"):
         path = values.chat_template
         if path is None and isinstance(values.tokenizer, str):
             path = template_beside(values.tokenizer)
-        return None if path is None else load_template(path)
+        return None if path is None else load_template(path, today)
     return None
 
 
 def chat_format(values: flags.FlagValues, problems: Problems) -> ChatFormat | None:
     """Returns how chats of `--data` become text; None: there is no template."""
-    from meshdsl.generation.serving.chat import template_beside
+    from meshdsl.generation.serving.chat import identity, template_beside
 
-    template = chat_template(values, problems)
+    template = chat_template(values, problems, _DATE)
     if template is None:
         return None
     path = values.chat_template or template_beside(values.tokenizer)
     assert path is not None
-    return ChatFormat.of(template, Path(path).expanduser().read_text(encoding="utf-8"))
+    return ChatFormat.of(template, identity(path))
 
 
 def stop_tokens(

@@ -169,6 +169,7 @@ class Adafactor:
         def one(path: str, g: Tensor, *rest: Any) -> tuple[Any, ...]:
             row, column, full, *mean, p = rest
             rate, new = scalars(p.dtype)
+            g = ops.broadcast(g, p.shape)  # its means are those of the parameter's dims
             u, row, column, full = self._scaled(g, row, column, full, new)
             if self.clipping_threshold is not None:
                 u = u / ops.maximum(1.0, _rms(u) * (1.0 / self.clipping_threshold))

@@ -48,7 +48,9 @@ def check_mask(mask: Mask, params: Any) -> None:
     """
     if not isinstance(mask, Excluding):
         return
-    paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
+    # None stands for parameters that are not trained: those may be named as well.
+    keyed, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=lambda leaf: leaf is None)
+    paths = [path_of(keys) for keys, _ in keyed]
     if problems := unmatched(mask.patterns, paths):
         raise ValueError(f"excluded from weight decay: {'; '.join(problems)}")
 

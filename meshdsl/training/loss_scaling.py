@@ -19,6 +19,8 @@ from meshdsl.tensors.module import Module
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.training.settings import Number, Whole, record, setting
 
+LARGEST = 2.0**126  # a scale whose inverse float32 has too; TPUs flush smaller ones to 0
+
 
 class ScalingState(Module):
     """What loss scaling carries from step to step; no dims.
@@ -65,7 +67,7 @@ class LossScaling:
         check_ranges(
             "LossScaling",
             {
-                "initial": (self.initial, f"[{self.minimum}, inf)"),
+                "initial": (self.initial, f"[{self.minimum}, {LARGEST:.3g}]"),
                 "growth_interval": (self.growth_interval, "[1, inf)"),
                 "hysteresis": (self.hysteresis, "[1, inf)"),
                 "minimum": (self.minimum, "(0, inf)"),
@@ -93,7 +95,7 @@ class LossScaling:
         grows = ops.logical_and(finite, finite_steps >= self.growth_interval)
         hysteresis = ops.where(finite, state.hysteresis, ops.maximum(state.hysteresis - 1, 0))
         falls = ops.logical_and(ops.logical_not(finite), hysteresis <= 0)
-        grown = state.scale * self.growth
+        grown = ops.minimum(state.scale * self.growth, LARGEST)
         restarts = ops.logical_or(grows, ops.logical_not(finite))
         return ScalingState(
             scale=ops.where(grows, grown, ops.where(falls, self._lower(state), state.scale)),

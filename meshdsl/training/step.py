@@ -27,7 +27,7 @@ from meshdsl.training.loss_scaling import LossScaling, ScalingState, scaled, uns
 from meshdsl.training.microbatches import accumulated
 from meshdsl.training.nonfinite import first_nonfinite, squared_norms
 from meshdsl.training.state import TrainState, by_path
-from meshdsl.training.step_metrics import EXTRA_METRICS, check_metrics
+from meshdsl.training.step_metrics import EXTRA_METRICS, KEYS, check_metrics
 from meshdsl.training.trainable import Trainable, merged, trained
 
 # (params, batch) -> the loss, without dims; or a pair of it and more metrics, by name.
@@ -36,15 +36,8 @@ Metrics: TypeAlias = dict[str, Any]
 # (params after the optimizer's step, what the loss adds) -> params.
 Update: TypeAlias = Callable[[Any, Metrics], Any]
 _Evaluated: TypeAlias = Callable[[Any, Any], tuple[Tensor, Any]]  # the loss and the metrics
-_OWN = {
-    "loss",
-    "grad_norm",
-    "learning_rate",
-    "skipped_steps",
-    "first_nonfinite",
-    "loss_scale",
-    *EXTRA_METRICS,
-}
+_OWN = {*KEYS, *EXTRA_METRICS, "batch_size", "first_nonfinite", "loss_scale", "samples"}
+_HELD_OUT = ("eval_", "test_")  # what names of metrics of held-out data begin with
 
 
 class StepResult(NamedTuple):
@@ -380,8 +373,8 @@ def _added(more: Mapping[str, Any], dims_allowed: bool) -> Metrics:
                 f"metric `{name}` has dims {metric.shape}; reduce it first, as in md.mean(x), or "
                 "give `update`, for which it is"
             )
-    own = sorted(_OWN & {*more})
-    problems += [f"metric `{name}` has the name of a metric of the step" for name in own]
+    own = sorted(name for name in more if name in _OWN or str(name).startswith(_HELD_OUT))
+    problems += [f"metric `{name}` has the name of a metric of the run" for name in own]
     if problems:
         raise ValueError("\n  ".join(["the loss function returns", *problems]))
     return metrics

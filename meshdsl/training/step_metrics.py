@@ -1,4 +1,4 @@
-"""Metrics of a training step that are computed only if asked for, by name."""
+"""Names of metrics: those of every report, and those that are computed only if asked for."""
 
 from __future__ import annotations
 
@@ -12,6 +12,31 @@ import meshdsl.ops as ops
 from meshdsl.optim.clipping import global_norm
 from meshdsl.tensors.dims import did_you_mean
 from meshdsl.tensors.tensor import Tensor
+
+# What a report of a run has, in this order, before the metrics of its loss.
+KEYS = (
+    "step",
+    "loss",
+    "eval_loss",
+    "test_loss",
+    "learning_rate",
+    "grad_norm",
+    "skipped_steps",
+    "step_seconds",
+    "tokens_per_second",
+    "tflops_per_device",
+    "mfu",
+    "memory_bytes",
+    "host_memory_bytes",
+    "steps_share",
+    "compiling_share",
+    "data_share",
+    "saving_share",
+    "evaluating_share",
+    "goodput",
+    "recovering_share",
+    "repeating_share",
+)
 
 
 def num_zeros(grads: Any, params: Any) -> Tensor:

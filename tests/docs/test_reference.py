@@ -12,7 +12,7 @@ from docs.making.site import INSIDE
 from meshdsl import models, training
 from meshdsl.cli import main
 from meshdsl.cli.parsing.table import FLAGS
-from meshdsl.training.reporting.metrics import KEYS
+from meshdsl.training.step_metrics import KEYS
 from tests.docs.pages import DOCS, PAGES, ROOT, name_of, prose
 
 LISTED = {written for page in reference.order() for written, _ in reference.names_of(page)}

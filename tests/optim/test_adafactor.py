@@ -136,3 +136,18 @@ def test_numbers_out_of_range_are_reported_together():
         "clipping_threshold must be in (0, inf), got 0; momentum must be in [0, 1), got 1; "
         "learning_rate must be a number in [0, inf) or a schedule, got -1"
     )
+
+
+@pytest.mark.parametrize("dims", [["embed"], [], ["d_ff", "embed"]])
+def test_a_gradient_may_have_fewer_dims_or_another_order(dims):
+    sizes = {"embed": 4, "d_ff": 8}
+    optimizer = Adafactor(0.1, min_dim_size_to_factor=4)
+    params = {"w": md.named(np.ones((4, 8), np.float32), ["embed", "d_ff"])}
+    given = np.random.default_rng(0).normal(size=[sizes[d] for d in dims]).astype(np.float32)
+    given = md.named(given, dims)
+
+    def after(g):
+        return optimizer.update({"w": g}, optimizer.init(params), params, 0)[0]["w"]
+
+    whole = md.broadcast(given, params["w"].dims)
+    np.testing.assert_array_equal(after(given), after(whole))

@@ -17,9 +17,9 @@ from meshdsl.training import run as run_module
 from meshdsl.training.health.hanging import HangWatch
 from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.nonfinite import RecentBatches
-from meshdsl.training.reporting.metrics import KEYS
 from meshdsl.training.reporting.time_shares import PARTS
 from meshdsl.training.step import make_eval_step
+from meshdsl.training.step_metrics import KEYS
 from tests.training import classifier
 from tests.training.flat import train
 

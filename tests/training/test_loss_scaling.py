@@ -184,9 +184,9 @@ def test_numbers_out_of_range_are_told_together():
     with pytest.raises(ValueError) as error:
         LossScaling(0.5, growth_interval=0, hysteresis=0, growth=0.5, backoff=2)
     assert str(error.value) == (
-        "LossScaling: initial must be in [1.0, inf), got 0.5; growth_interval must be in [1, inf), "
-        "got 0; hysteresis must be in [1, inf), got 0; growth must be in [1, inf), got 0.5; "
-        "backoff must be in (0, 1], got 2"
+        "LossScaling: initial must be in [1.0, 8.51e+37], got 0.5; growth_interval must be in "
+        "[1, inf), got 0; hysteresis must be in [1, inf), got 0; growth must be in [1, inf), "
+        "got 0.5; backoff must be in (0, 1], got 2"
     )
 
 
@@ -209,3 +209,14 @@ def test_a_state_that_was_made_for_another_step_is_told():
     assert message(LossScaling(), None).startswith(
         "the state has a field `skipped`, which this step leaves out; the state has a field"
     )
+
+
+def test_a_scale_grows_no_further_than_its_inverse_is_a_number():
+    scaling = LossScaling(2.0**125, growth_interval=1)
+    update = md.jit(lambda state: scaling.update(state, md.named(True, [])), backend="numpy")
+    state = md.jit(lambda: scaling.init(), backend="numpy")()
+    for _ in range(4):
+        state = update(state)
+    assert float(state.scale) == 2.0**126 and np.finfo(np.float32).tiny <= 1 / 2.0**126
+    with pytest.raises(ValueError, match="initial"):
+        LossScaling(2.0**127)

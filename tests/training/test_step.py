@@ -116,7 +116,7 @@ def test_what_the_loss_function_adds_must_fit():
         "give `update`, for which it is\n"
         "  metric `grad_norm` has dims [hidden=8]; reduce it first, as in md.mean(x), or "
         "give `update`, for which it is\n"
-        "  metric `grad_norm` has the name of a metric of the step"
+        "  metric `grad_norm` has the name of a metric of the run"
     )
 
 
@@ -135,8 +135,17 @@ def test_what_is_no_metric_is_named_with_its_type():
             "  metric `none` is of type NoneType; return a tensor or a number\n"
             "  metric `parts` is of type dict; return a tensor or a number\n"
             "  metric `array` is of type ndarray; return a tensor or a number\n"
-            "  metric `loss` has the name of a metric of the step"
+            "  metric `loss` has the name of a metric of the run"
         )
+
+
+@pytest.mark.parametrize("name", ["step", "samples", "step_seconds", "eval_loss", "test_accuracy"])
+def test_what_reports_have_of_their_own_is_no_name_for_a_metric_of_the_loss(name):
+    def loss(params, batch):
+        return classifier.loss(params, batch), {name: 1.0}
+
+    with pytest.raises(ValueError, match=f"metric `{name}` has the name of a metric of the run"):
+        md.jit(make_eval_step(loss)).trace(spec_of(classifier.init), classifier.BATCH)
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])

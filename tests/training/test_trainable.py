@@ -11,9 +11,10 @@ from safetensors.numpy import save_file
 
 import meshdsl as md
 from meshdsl.optim import AdamW, Sgd
+from meshdsl.optim.masks import Excluding
 from meshdsl.training import Data, Recipe, Reporting
 from meshdsl.training.checkpointing.saving import Saving
-from meshdsl.training.state import by_path
+from meshdsl.training.state import by_path, create, spec_of
 from meshdsl.training.trainable import merged, trained
 from tests.training import classifier
 from tests.training.flat import train, train_with_records
@@ -243,3 +244,13 @@ def test_what_is_no_pattern_is_refused(given):
     params = {"w": md.spec(md.dims(embed=2))}
     with pytest.raises(ValueError, match=r"trainable: .* is no pattern; give globs on the param"):
         trained(params, given)
+
+
+def test_what_is_frozen_may_be_excluded_from_weight_decay_by_its_name():
+    def init(key):
+        return {name: md.zeros(md.dims(x=2, y=2)) for name in ("embedding", "w")}
+
+    optimizer = AdamW(0.1, mask=Excluding(["embedding"]))
+    spec_of(create(init, optimizer, trainable="!embedding"))
+    with pytest.raises(ValueError, match="no parameter is meant by 'embeding'"):
+        spec_of(create(init, AdamW(0.1, mask=Excluding(["embeding"])), trainable="w"))

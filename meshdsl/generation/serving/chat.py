@@ -42,12 +42,29 @@ def template_beside(tokenizer: str | Path) -> Path | None:
     return file if file.is_file() and "chat_template" in _configuration(file) else None
 
 
-def load_template(path: str | Path) -> Template:
+def load_template(path: str | Path, today: datetime | None = None) -> Template:
     """Returns the template of a file: Jinja, or a `tokenizer_config.json`.
+
+    Args:
+        today: the date for templates that ask for it. None: that of the clock.
 
     Raises:
         ValueError: the library or the file is missing, or there is no template in it.
     """
+    return _compiled(*_read(path), path, today)
+
+
+def identity(path: str | Path) -> str:
+    """Returns a text that differs if the texts of a template file may differ.
+
+    Raises:
+        ValueError: the file is missing, or there is no template in it.
+    """
+    return json.dumps(_read(path), sort_keys=True)
+
+
+def _read(path: str | Path) -> tuple[str, dict[str, str]]:
+    """Returns the text of a template, and the special tokens that it may name."""
     file = Path(path).expanduser()
     try:
         text = file.read_text(encoding="utf-8")
@@ -60,7 +77,7 @@ def load_template(path: str | Path) -> Template:
         names = {n: _token(configuration.get(n)) for n in ("bos_token", "eos_token", "unk_token")}
         if file.suffix == ".json":
             text = _default(configuration.get("chat_template"), path)
-    return _compiled(text, names, path)
+    return text, names
 
 
 def stop_tokens_of(tokenizer: Tokenizer, path: str | Path) -> frozenset[int]:
@@ -114,7 +131,9 @@ def _default(value: Any, path: str | Path) -> str:
     return value
 
 
-def _compiled(text: str, names: Mapping[str, str], path: str | Path) -> Template:
+def _compiled(
+    text: str, names: Mapping[str, str], path: str | Path, today: datetime | None
+) -> Template:
     try:
         from jinja2 import TemplateError
         from jinja2.ext import loopcontrols
@@ -134,7 +153,9 @@ def _compiled(text: str, names: Mapping[str, str], path: str | Path) -> Template
     )
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.globals["strftime_now"] = lambda form: (
+        datetime.now() if today is None else today
+    ).strftime(form)
     try:
         template = environment.from_string(text)
     except TemplateError as error:

@@ -31,7 +31,7 @@ def merging(specs: Mapping[str, Any], fetch: Fetch) -> tuple[dict[str, Any], Fet
         arrays = fetch([*names, *(path for pair in pairs.values() for path in pair)])
         for name, pair in pairs.items():
             down, up = (arrays.pop(path) for path in pair)
-            labels = [_labels(specs, path) for path in (*pair, name)]
+            labels = _labels([specs[path] for path in (*pair, name)])
             wide = np.promote_types(np.float32, np.asarray(arrays[name]).dtype)
             factors = np.asarray(down).astype(wide), np.asarray(up).astype(wide)
             added = np.einsum(factors[0], labels[0], factors[1], labels[1], labels[2])
@@ -42,7 +42,8 @@ def merging(specs: Mapping[str, Any], fetch: Fetch) -> tuple[dict[str, Any], Fet
     return own, merged
 
 
-def _labels(specs: Mapping[str, Any], path: str) -> list[int]:
-    """Returns a number for each dim, the same for the same names, as `np.einsum` takes them."""
-    names = sorted({name for spec in specs.values() for name in spec.dims.names})
-    return [names.index(name) for name in specs[path].dims.names]
+def _labels(specs: Sequence[Any]) -> list[list[int]]:
+    """Returns a number for each dim of each spec, the same for the same names, for `np.einsum`."""
+    # It takes numbers below 52, which the names of a whole model may exceed.
+    names = list(dict.fromkeys(name for spec in specs for name in spec.dims.names))
+    return [[names.index(name) for name in spec.dims.names] for spec in specs]

@@ -7,6 +7,8 @@ no other blocks.
 Guarantees:
     A part is complete or absent: it is written under another name, with checksums, and renamed.
     Saving copies the blocks to the host and returns; the writing goes on during the next steps.
+    Parts of a checkpoint are of one start of the run: a host that was away has steps of another
+    line of training.
     No process begins to save before all have their parts of the previous checkpoint. Several
     processes keep two checkpoints. So whenever they end, there is one that all of them have.
 """
@@ -17,7 +19,8 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +44,11 @@ class Unfit(Exception):
     """A checkpoint is undamaged, but cannot be used here; the message is what a warning says."""
 
 
+def _is_of_one_start(step: str, parts: Sequence[Mapping[str, str | None]]) -> bool:
+    """Whether the parts of a step, of which all processes have one, belong together."""
+    return len({part[step] for part in parts} - {None}) <= 1
+
+
 class LocalFolder:
     """This process's part of local checkpoints.
 
@@ -55,6 +63,7 @@ class LocalFolder:
     def __init__(self, path: Path, run: str) -> None:
         self.path = path.absolute() / f"process.{jax.process_index()}"
         self._run = run
+        self._start = gathered(uuid.uuid4().hex)[0]
         self._keep = 1 if jax.process_count() == 1 else 2
         self._writer = ThreadPoolExecutor(1)
         self._writing: Future[None] | None = None
@@ -93,30 +102,47 @@ class LocalFolder:
         Raises:
             ValueError: in every process, if one cannot read its folder.
         """
-        own = []
+        own = {}
         with together():
             try:
-                own = self.own()
+                own = self._starts()
             except OSError as error:
                 raise ValueError(
                     f"cannot read the checkpoints in {self.path}: {error.strerror}"
                 ) from error
         parts = [json.loads(text) for text in gathered(json.dumps(own))]
-        return sorted(set.intersection(*map(set, parts)))
+        shared = set.intersection(*map(set, parts))
+        return sorted(int(step) for step in shared if _is_of_one_start(step, parts))
+
+    def _starts(self) -> dict[str, str | None]:
+        """Returns the start that wrote each part of this process; None: unknown, or damaged."""
+        found: dict[str, str | None] = {}
+        for step in self.own():
+            try:
+                found[str(step)] = self._read(step)["start"]
+            except Damaged:  # whoever reads it says so
+                found[str(step)] = None
+        return found
 
     def lacking(self, after: int) -> str | None:
         """Returns a message about a later step that only some have; all must call this."""
-        parts = [json.loads(text) for text in gathered(json.dumps([str(self.path), self.own()]))]
-        later = {step for _, steps in parts for step in steps if step > after}
-        if not later or all(set(steps) >= later for _, steps in parts):
+        mine = json.dumps([str(self.path), self._starts()])
+        paths, parts = zip(*[json.loads(text) for text in gathered(mine)], strict=True)
+        later = [int(step) for steps in parts for step in steps if int(step) > after]
+        if not later:
             return None
-        latest = max(later)
+        latest = str(max(later))
         without = [
             f"process {number} in {path}"
-            for number, (path, steps) in enumerate(parts)
+            for number, (path, steps) in enumerate(zip(paths, parts, strict=True))
             if latest not in steps
         ]
-        return f"the local checkpoint of step {latest} is not used: {', '.join(without)} has none"
+        unused = f"the local checkpoint of step {latest} is not used"
+        if without:
+            return f"{unused}: {', '.join(without)} has none"
+        if not _is_of_one_start(latest, parts):
+            return f"{unused}: its parts are of several starts of the run, in {', '.join(paths)}"
+        return None
 
     def prepare(self, step: int) -> None:
         """Waits until every process has written the previous save; all of them must call this.
@@ -135,7 +161,7 @@ class LocalFolder:
     def save(self, step: int, arrays: Mapping[str, Any], about: Mapping[str, Any]) -> None:
         """Copies the blocks on this process's devices to the host; a thread writes them."""
         blocks, regions = blocks_of(arrays)
-        description = {**about, "run": self._run, "blocks": regions}
+        description = {**about, "run": self._run, "start": self._start, "blocks": regions}
         self._writing = self._writer.submit(self._write, step, blocks, description)
 
     def _write(self, step: int, blocks: Mapping[str, np.ndarray], about: Any) -> None:
@@ -195,7 +221,14 @@ class LocalFolder:
 
     def _read(self, step: int) -> dict[str, Any]:
         file = self.path / str(step) / ABOUT
-        return entries(lambda: json.loads(file.read_text()), _ENTRIES)
+        start: list[str | None] = []
+
+        def read() -> Any:
+            description = json.loads(file.read_text())
+            start.append(description.get("start"))  # parts of older versions have none
+            return description
+
+        return {**entries(read, _ENTRIES), "start": start[0]}
 
     def load(self, step: int, like: Mapping[str, Any], places: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the arrays of a step; all processes must call this.

@@ -85,6 +85,13 @@ class Saving:
         check(self)
         if (self.local is None) != (self.local_every is None):
             raise ValueError("local checkpoints need both a folder and how often they are saved")
+        try:
+            json.dumps(self.config)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"Saving: config must be what JSON can write: {error}. Give numbers, texts, lists "
+                "and dicts of them"
+            ) from None
 
     def open(self, workdir: str | os.PathLike[str]) -> Checkpoints:
         """Returns the checkpoints of a run.
@@ -175,7 +182,8 @@ def differences(
     Args:
         defaults: the values of missing settings.
     """
-    saved, now = {**defaults, **saved}, {**defaults, **now}
+    # Stored settings went through JSON, which turns tuples into lists and keys into strings.
+    saved, now = {**defaults, **saved}, json.loads(json.dumps({**defaults, **now}))
     names = sorted({*saved, *now} - {ORIGIN})
     return [
         f"{name}: {_shown(saved, name)} in the checkpoint, {_shown(now, name)} here"

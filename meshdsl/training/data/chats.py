@@ -133,8 +133,12 @@ def read_chats(path: Path, format_: ChatFormat | None, column: str = "text") -> 
     for number, value in values(path):
         try:
             chat = _chat(value(), format_, column)
+            chat.text.encode()
         except UnicodeDecodeError:
             problems.append(f"{unit} {number}: it is not UTF-8")
+        except UnicodeEncodeError as error:
+            half = ascii(error.object[error.start])
+            problems.append(f"{unit} {number}: its text has {half}, which is half of a character")
         except ValueError as error:
             problems.append(f"{unit} {number}: {error}")
         else:

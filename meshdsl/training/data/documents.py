@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 def unmarked(ids: NDArray[np.integer]) -> NDArray[np.integer]:
     """Returns the ids of tokens, learned or not."""
+    if ids.dtype.kind == "u":  # all are learned, and -1 is none of its numbers
+        return ids
     return np.where(ids < 0, -1 - ids, ids)
 
 

@@ -33,30 +33,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import RecordWriter
 
 from meshdsl.training.reporting.output import hush
-
-KEYS = (
-    "step",
-    "loss",
-    "eval_loss",
-    "test_loss",
-    "learning_rate",
-    "grad_norm",
-    "skipped_steps",
-    "step_seconds",
-    "tokens_per_second",
-    "tflops_per_device",
-    "mfu",
-    "memory_bytes",
-    "host_memory_bytes",
-    "steps_share",
-    "compiling_share",
-    "data_share",
-    "saving_share",
-    "evaluating_share",
-    "goodput",
-    "recovering_share",
-    "repeating_share",
-)
+from meshdsl.training.step_metrics import KEYS
 
 Metrics: TypeAlias = Mapping[str, SupportsFloat | None]
 

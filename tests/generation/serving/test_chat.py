@@ -1,10 +1,17 @@
 """Templates of chats: those of models' folders, as `transformers` renders them."""
 
 import json
+from datetime import datetime
 
 import pytest
 
-from meshdsl.generation.serving.chat import Unfit, load_template, stop_tokens_of, template_beside
+from meshdsl.generation.serving.chat import (
+    Unfit,
+    identity,
+    load_template,
+    stop_tokens_of,
+    template_beside,
+)
 from meshdsl.training.data.tokenizers import Bytes
 
 # As Qwen's and Llama's folders have them, without the parts for tools.
@@ -126,3 +133,14 @@ def test_mistakes_have_messages(tmp_path):
         tmp_path / "tokenizer_config.json"
     )
     assert template_beside(tmp_path / "tokenizer.json") is None
+
+
+def test_the_date_of_a_template_may_be_given_and_special_tokens_tell_templates_apart(tmp_path):
+    file = tmp_path / "mine.jinja"
+    file.write_text("{{ strftime_now('%d %b %Y') }}{{ eos_token }}")
+    folder = tmp_path / "tokenizer_config.json"
+    folder.write_text(json.dumps({"eos_token": "<a>"}))
+    before = identity(file)
+    assert load_template(file, datetime(2024, 7, 26))(TALK) == "26 Jul 2024<a>"
+    folder.write_text(json.dumps({"eos_token": "<b>"}))
+    assert identity(file) != before

@@ -50,3 +50,14 @@ def test_adapters_that_are_trained_may_be_missing_where_patterns_only_leave_out(
         Weights(file).check(like, "!**/up")
     assert f"{added}/down: missing" not in str(error.value)
     assert str(error.value).endswith("they are initialised; patterns after `!` name none")
+
+
+def test_a_model_may_have_more_dims_than_einsum_has_labels():
+    specs = {f"w{i}": md.spec([md.Dimension(f"dim{i}", 2)], "float32") for i in range(60)}
+    specs["z/w"] = md.spec(md.dims(zin=3, zout=4), "float32")
+    specs["adapters/z/w/down"] = md.spec(md.dims(zin=3, adapter=2), "float32")
+    specs["adapters/z/w/up"] = md.spec(md.dims(adapter=2, zout=4), "float32")
+    _, fetch = merging(
+        specs, lambda names: {name: np.ones(specs[name].dims.sizes, np.float32) for name in names}
+    )
+    np.testing.assert_array_equal(fetch(["z/w"])["z/w"], np.full((3, 4), 3.0))

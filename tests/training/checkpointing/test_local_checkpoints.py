@@ -5,10 +5,12 @@ import shutil
 import signal
 import warnings
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.training.checkpointing import local_checkpoints
 from meshdsl.training.checkpointing.checkpoints import Checkpoints, CheckpointWarning
 from tests.training.checkpointing.test_checkpoints import (
     LAYOUTS,
@@ -141,3 +143,30 @@ def test_a_full_disk_is_told_and_what_was_there_stays(tmp_path):
             signal.signal(signal.SIGXFSZ, ignored)
         assert checkpoints.restore(made()).step == 1
     assert sorted(path.name for path in part(tmp_path, 1).parent.iterdir()) == ["1"]
+
+
+def test_parts_of_several_starts_are_no_checkpoint(monkeypatch, tmp_path):
+    """A host was away, and has a step of another line of training than the others."""
+
+    def told(folders, ask):  # two processes, one after the other
+        texts = []
+        monkeypatch.setattr(
+            local_checkpoints, "gathered", lambda text: texts.append(text) or [text]
+        )
+        for folder in folders:
+            ask(folder)
+        monkeypatch.setattr(local_checkpoints, "gathered", lambda text: texts)
+        return ask(folders[0])
+
+    folders = [local_checkpoints.LocalFolder(tmp_path / str(n), "run") for n in range(2)]
+    folders[1]._start = folders[0]._start
+    for step, starts in ((100, None), (150, ["one", "other"])):
+        for number, folder in enumerate(folders):
+            folder._start = folder._start if starts is None else starts[number]
+            folder._keep = 2
+            folder.save(step, {"w": jnp.ones(2)}, {"arrays": {}, "position": None, "config": {}})
+            folder.wait()
+    assert told(folders, lambda folder: folder.steps()) == [100]
+    message = told(folders, lambda folder: folder.lacking(100))
+    assert "step 150 is not used: its parts are of several starts of the run" in message
+    assert told(folders, lambda folder: folder.lacking(150)) is None

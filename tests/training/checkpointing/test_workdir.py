@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from meshdsl.training.checkpointing.saving import Saving, differences
 from meshdsl.training.checkpointing.workdir import locked
 
 # Has the system refuse flock (73 on x86-64) with an error, as a disk without locks does.
@@ -70,3 +71,13 @@ def test_a_workdir_that_another_run_has_is_told_with_its_process(tmp_path):
             pass
     with locked(tmp_path):
         pass
+
+
+def test_settings_are_compared_as_json_stores_them():
+    saved = {"widths": [64, 128], "by": {"1": 2}}
+    assert differences(saved, {"widths": (64, 128), "by": {1: 2}}, {}) == []
+    assert differences(saved, {"widths": (64, 12), "by": {1: 2}}, {}) == [
+        "widths: [64, 128] in the checkpoint, [64, 12] here"
+    ]
+    with pytest.raises(ValueError, match="config must be what JSON can write"):
+        Saving(config={"dtype": object()})

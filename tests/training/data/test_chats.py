@@ -187,3 +187,12 @@ def test_mistakes_have_the_row(tmp_path):
     message, title = str(error.value), f"{tmp_path}/chats.parquet has rows that are no chats:"
     assert message.startswith(f"{title}\n  row 1: needs {{")
     assert "row 2: no message is of the assistant" in message
+
+
+def test_half_a_character_is_told_with_its_line(tmp_path):
+    file = tmp_path / "chats.jsonl"
+    file.write_text('{"text": "a"}\n{"text": "b\\ud83d"}\n{"text": "\\ud83d\\ude00"}\n')
+    with pytest.raises(ValueError) as error:
+        [*read_chats(file, FORMAT)]
+    (line,) = str(error.value).splitlines()[1:]
+    assert line.strip() == "line 2: its text has '\\ud83d', which is half of a character"

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshdsl.training.data import Documents, DocumentWindows, Tokens
+from meshdsl.training.data.documents import unmarked
 
 FILES = st.lists(st.lists(st.integers(0, 7), max_size=5), min_size=1, max_size=4)
 
@@ -105,3 +106,10 @@ def test_fingerprints_tell_other_data_apart():
         Tokens("a", np.where(ids == 50_001, 0, ids), one.bounds),
     ]
     assert len({one.fingerprint(), *(other.fingerprint() for other in others)}) == 6
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32"])
+def test_tokens_that_are_all_learned_may_be_unsigned(dtype):
+    ids = np.array([0, 3, 255], dtype)
+    np.testing.assert_array_equal(unmarked(ids), [0, 3, 255])
+    assert unmarked(np.array([-1, -4, 7])).tolist() == [0, 3, 7]

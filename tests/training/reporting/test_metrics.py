@@ -18,7 +18,8 @@ import pytest
 from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event
 
-from meshdsl.training.reporting.metrics import KEYS, MetricsWriter, Progress
+from meshdsl.training.reporting.metrics import MetricsWriter, Progress
+from meshdsl.training.step_metrics import KEYS
 
 FULL = {
     "loss": 2.345,
