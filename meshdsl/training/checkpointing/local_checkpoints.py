@@ -105,7 +105,7 @@ class LocalFolder:
         own = {}
         with together():
             try:
-                own = self._starts()
+                own = self._own_starts()
             except OSError as error:
                 raise ValueError(
                     f"cannot read the checkpoints in {self.path}: {error.strerror}"
@@ -114,7 +114,7 @@ class LocalFolder:
         shared = set.intersection(*map(set, parts))
         return sorted(int(step) for step in shared if _is_of_one_start(step, parts))
 
-    def _starts(self) -> dict[str, str | None]:
+    def _own_starts(self) -> dict[str, str | None]:
         """Returns the start that wrote each part of this process; None: unknown, or damaged."""
         found: dict[str, str | None] = {}
         for step in self.own():
@@ -126,7 +126,7 @@ class LocalFolder:
 
     def lacking(self, after: int) -> str | None:
         """Returns a message about a later step that only some have; all must call this."""
-        mine = json.dumps([str(self.path), self._starts()])
+        mine = json.dumps([str(self.path), self._own_starts()])
         paths, parts = zip(*[json.loads(text) for text in gathered(mine)], strict=True)
         later = [int(step) for steps in parts for step in steps if int(step) > after]
         if not later:
@@ -225,7 +225,7 @@ class LocalFolder:
 
         def read() -> Any:
             description = json.loads(file.read_text())
-            start.append(description.get("start"))  # parts of older versions have none
+            start.append(dict(description).get("start"))  # parts of older versions have none
             return description
 
         return {**entries(read, _ENTRIES), "start": start[0]}
