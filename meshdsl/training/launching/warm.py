@@ -138,7 +138,7 @@ class Warm:
                 if self._is_ready():
                     return self._forked(command, environment, output, errors)
             except (OSError, ValueError):
-                pass
+                self.close()  # its answer may still come, which no later start is to read
             if came():  # the process ends as soon as it has begun
                 return None
             self.close()

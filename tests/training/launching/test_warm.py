@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from meshdsl.cli import launch
+from meshdsl.training.launching import warm as launching_warm
 from meshdsl.training.launching.children import Child
 from meshdsl.training.launching.job_time import START
 from meshdsl.training.launching.signals import handled
@@ -233,6 +234,20 @@ def test_a_signal_ends_the_waiting_for_the_template(job, tmp_path):
         sender.join()
     assert got == [signal.SIGTERM] and ended.wait(60) and child.lines() == ["cold"]
     assert is_there(template) and warm.template() == template  # which may still be of use
+
+
+def test_an_answer_that_comes_too_late_is_not_read_by_the_next_start(job, monkeypatch):
+    """Though a signal has come, for which no other template is started at once."""
+    warm = job("colorsys")
+    warm.told()
+    template = warm.template()
+    os.kill(template, signal.SIGSTOP)
+    monkeypatch.setattr(launching_warm, "_ANSWER", 0.1)
+    came = iter([True])
+    monkeypatch.setattr(launching_warm, "came", lambda: next(came, False))
+    assert not warm.told()["imported"] and not is_there(template)
+    monkeypatch.undo()
+    assert warm.told()["imported"]
 
 
 def test_a_signal_may_come_while_one_is_sent():
