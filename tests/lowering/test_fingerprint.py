@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import fields, is_dataclass, replace
 
 import numpy as np
@@ -115,6 +116,16 @@ def test_numbers_and_arrays_that_only_look_alike_have_different_ones():
     program = lowered()
     found = [fingerprint(with_parameter(program, value)) for value in alike]
     assert None not in found and len({*found}) == len(alike)
+
+
+def test_a_large_array_is_not_copied():
+    large = with_parameter(lowered(), np.zeros(2**22, "float32"))
+    tracemalloc.start()
+    try:
+        assert fingerprint(large) is not None
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
 
 
 class Own(tuple):
