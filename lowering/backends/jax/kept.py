@@ -29,6 +29,7 @@ import hashlib
 import importlib.metadata
 import os
 import re
+import secrets
 import sys
 import tempfile
 import threading
@@ -51,8 +52,10 @@ from meshdsl.lowering.program import SpmdProgram
 _NAME = re.compile("[0-9a-f]{64}")
 _OURS = re.compile(r"\.?[0-9a-f]{64}(\..*)?")  # programs, their names, and what is unfinished
 _UNUSED = 30 * 24 * 3600.0  # seconds without use after which a file is deleted
+_UNFINISHED = 3600.0  # seconds after which nobody writes an unfinished file any more
 _DIGEST = hashlib.sha256().digest_size
 _HIT, _MISS = (f"/jax/compilation_cache/cache_{what}" for what in ("hits", "misses"))
+_REPORTED = "xla_debug_buffer_assignment_show_max"
 _SEEN = threading.local()  # the events of the thread's last call of the compiler
 # What Linux says of a CPU that machine code depends on: on x86 and on Arm.
 _ABILITIES = (
@@ -109,21 +112,27 @@ def compiled(
         if is_new and seconds >= _setting("jax_persistent_cache_min_compile_time_secs"):
             _keep(file, partial(_serialized, made))
             _clean(folder)
-    # `Path.exists` would raise where this process may not look.
-    if name is not None and named != file and os.path.exists(file):
+    # `Path.exists` would raise where this process may not look. And the code may have changed while
+    # it lowered, so that the text may be of either.
+    is_nameless = named != file and os.path.exists(file)
+    if name is not None and is_nameless and _file_of_name(folder, case, program, emitted) == name:
         _keep(name, file.name.encode)
     return made
 
 
 def _compiled(lowered: Any) -> tuple[Any, bool]:
-    """Returns a compiled program, and whether it can be kept: JAX has not found it in its cache.
+    """Returns a compiled program, and whether it can be kept: it was compiled here.
 
-    XLA writes one that it has read without parts of it, which then cannot run.
+    XLA writes one that it has read without parts of it, which then cannot run. So what JAX finds in
+    its cache is compiled nevertheless, once: the next start finds it here, without lowering it.
     """
     events = _SEEN.events = set[str]()
     made = lowered.compile()
+    if _HIT in events:
+        # A flag of the compiler's reports, by whose value JAX's cache has no such program.
+        return lowered.compile({_REPORTED: secrets.randbelow(2**31)}), True
     # The first process writes to JAX's cache whatever was not there, and JAX tells that.
-    return made, _HIT not in events and (jax.process_index() > 0 or _MISS in events)
+    return made, jax.process_index() > 0 or _MISS in events
 
 
 def _note(event: str, **_: Any) -> None:
@@ -246,12 +255,21 @@ def _mark_used(file: Path) -> None:
 
 
 def _clean(folder: Path) -> None:
-    """Deletes what nobody has used for long, in the folders of processes that are gone as well."""
-    with suppress(OSError):  # a folder is deleted meanwhile
-        for file in folder.parent.glob(f"{folder.stem}.*/*"):
-            with suppress(OSError):
-                if _OURS.fullmatch(file.name) and file.stat().st_mtime < time.time() - _UNUSED:
-                    file.unlink()
+    """Deletes what nobody has used for long.
+
+    Each process does it in its own folder, and in those of processes that are gone: the one of its
+    number plus that of processes, and so on.
+    """
+    number = jax.process_index()
+    while folder.is_dir():
+        with suppress(OSError):  # it is deleted meanwhile
+            for file in folder.iterdir():
+                after = _UNFINISHED if file.name.startswith(".") else _UNUSED
+                with suppress(OSError):
+                    if _OURS.fullmatch(file.name) and file.stat().st_mtime < time.time() - after:
+                        file.unlink()
+        number += jax.process_count()
+        folder = folder.with_name(f"process.{number}")
 
 
 def _unusable(file: Path, reason: str) -> None:
@@ -270,8 +288,6 @@ def _keep(file: Path, content: Callable[[], bytes]) -> None:
     try:
         written = content()
         file.parent.mkdir(parents=True, exist_ok=True)
-        for left in file.parent.glob(f".{file.name}.*"):  # by a process that was killed
-            left.unlink(missing_ok=True)
         # Containers of several hosts may have the same process numbers, so these are no names.
         handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
         unfinished = Path(name)

@@ -54,23 +54,23 @@ def test_no_process_compiles_again_when_it_starts_again(starts):
     first, second = starts
     assert [one["first"]["compiled"] for one in first] == [1, 1]
     assert [one["first"]["compiled"] for one in second] == [0, 0]
-    for one, again, count in zip(first, second, (1, 4), strict=True):
+    for one, again in zip(first, second, strict=True):
         names = [file for file in one["files"] if file.endswith(".name")]
-        assert len(names) == 2 and len(one["files"]) == 2 + count
+        assert len(names) == 2 and len(one["files"]) == 2 + 4
         assert again["files"] == one["files"]  # each with its name, and nothing unfinished
 
 
 @pytest.mark.long
 def test_only_a_whole_file_of_the_same_case_is_loaded(starts):
-    zero, one = ({k: one for k, one in told.items() if k != "files"} for told in starts[0])
-    assert [name for name, told in one.items() if told["compiled"]] == [*NEW]
-    warned = {name: told["warnings"] for name, told in one.items() if told["warnings"]}
-    assert [*warned] == ["cut short", "no program"]
-    assert all("deleted, and compiled again" in each for (each,) in warned.values())
-    assert "process.1/" in warned["cut short"][0] and "it is damaged" in warned["cut short"][0]
-    # What JAX has read from its own cache is not kept: it would lack functions.
-    assert [name for name, told in zero.items() if told["compiled"]] == ["first"]
-    assert [name for name, told in zero.items() if told["warnings"]] == ["cut short"]
+    """Nor what JAX has read from its own cache, which would lack functions."""
+    for number, told in enumerate(starts[0]):
+        times = {name: one for name, one in told.items() if name != "files"}
+        assert [name for name, one in times.items() if one["compiled"]] == [*NEW]
+        warned = {name: one["warnings"] for name, one in times.items() if one["warnings"]}
+        assert [*warned] == ["cut short", "no program"]
+        assert all("deleted, and compiled again" in each for (each,) in warned.values())
+        (damaged,) = warned["cut short"]
+        assert f"process.{number}/" in damaged and "it is damaged" in damaged
 
 
 @pytest.mark.long
@@ -186,18 +186,60 @@ def test_flags_in_a_file_are_known_as_such(flags, there, monkeypatch):
     assert kept._flags_are_in_a_file() is there
 
 
-def test_what_was_not_used_for_a_month_is_deleted(tmp_path):
-    """Also of processes that the job has no more; nothing else in these folders is."""
+def test_what_was_not_used_for_a_month_is_deleted(tmp_path, monkeypatch):
+    """Also of processes that the job has no more: each process has its share of them."""
     month, digest = 31 * 24 * 3600, "0f" * 32
-    old = [f"process.{n}/{name}" for n in (1, 12) for name in (digest, f"{digest}.name")]
-    old += [f"process.1/.{digest}.name.x7"]
+    old = [f"process.{n}/{name}" for n in (1, 3, 5) for name in (digest, f"{digest}.name")]
     others = ["process.1/notes.txt", f"process.1/{digest[:-1]}", f"jit_step-{digest}-cache"]
+    others += [f"process.{n}/{digest}" for n in (0, 2, 4)]  # which other processes see to
     used = "process.1/" + digest.replace("0", "1")
     for file in (*old, *others, used):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
         os.utime(tmp_path / file, (time.time() - month,) * 2)
     kept._mark_used(tmp_path / used)
+    in_case(monkeypatch)
     kept._clean(tmp_path / "process.1")
     left = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
     assert left == {*others, used}
+
+
+def test_what_another_job_is_writing_is_not_deleted(tmp_path, monkeypatch):
+    """Only what nobody can be writing any more: its process was killed."""
+    folder, digest = tmp_path / "process.1", "0f" * 32
+    folder.mkdir()
+    writing, left = folder / f".{digest}.x7", folder / f".{digest}.x8"
+    for file in (writing, left):
+        file.touch()
+    os.utime(left, (time.time() - 2 * 3600,) * 2)
+    in_case(monkeypatch)
+    kept._keep(folder / digest, lambda: b"content")
+    kept._clean(folder)
+    assert {*folder.iterdir()} == {writing, folder / digest}
+
+
+class Lowered:
+    """What `jax.jit(...).lower` returns, in a process whose code changes meanwhile or does not."""
+
+    def __init__(self, meanwhile):
+        self.meanwhile = meanwhile
+
+    def as_text(self):
+        self.meanwhile()
+        return "text"
+
+
+@pytest.mark.parametrize("code", ["code 1", "code 2", None])
+def test_no_name_is_kept_for_a_text_that_was_lowered_while_the_code_changed(
+    code, tmp_path, monkeypatch
+):
+    """It may be of the code before, or after."""
+    program, state = lowered(), {"code": "code 1"}
+    in_case(monkeypatch)
+    monkeypatch.setattr(kept, "late", lambda name: lambda: state["code"])
+    monkeypatch.setattr(kept, "_folder", lambda mesh: tmp_path)
+    monkeypatch.setattr(kept, "_loaded", lambda *_: "made")
+    monkeypatch.setattr(os.path, "exists", lambda file: True)
+    lower = partial(Lowered, lambda: state.update(code=code))
+    assert kept.compiled(lower, program, (), device_mesh(program.mesh), {}) == "made"
+    assert len([*tmp_path.glob("*.name")]) == (code == "code 1")
