@@ -3,15 +3,22 @@
     python -m tests.benchmarks.kills --kills=20 --processes=4 --seed=0
 
 Starts `meshdsl launch` with copies in memory, and kills a random process with SIGKILL, again and
-again: while it starts, in a step, while a checkpoint is written, and in the start after a kill. A
-line for each kill: the phase, the process, the last step that was reported before and the one from
-which the job went on, and the seconds from the kill until the next step was finished. The last
-lines have how many kills it survived, the most steps that one has cost, and whether all losses
-equal those of a job that nothing happened to, to the bit.
+again, in these phases:
+
+    start       at any moment from the start of the job to its first step
+    step        at any moment of a step: forward, backward, update or between steps
+    collective  while it waits in a collective for another one, which stands still
+    copy        while a copy of the state in memory is written
+    save        while a checkpoint is written
+    recovery    at any moment from the start after a kill to its first step
+
+A line for each kill: the phase, the process, the last step that was reported before and the one
+from which the job went on, and the seconds from the kill until the next step was finished. Then a
+table of the phases, the most steps that a kill has cost, and whether all losses equal those of a
+job that nothing happened to, to the bit.
 """
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -21,10 +28,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshdsl.training.launching.events import NAME, events_of
 from tests.cli.test_launch import losses, processes_of, started, wait_for
 
-PHASES = ("start", "step", "step", "save", "recovery")
+PHASES = ("start", "step", "collective", "copy", "save", "recovery")
+CHOSEN = (*PHASES[1:], "step")  # a job starts once
 EVERY = 20  # steps between two checkpoints
+STEPS = 0.5  # seconds of some steps, over which kills are spread
+STANDING = 0.3  # seconds in which the others come to the collective
 
 
 @dataclass
@@ -38,9 +49,8 @@ class Kill:
 
 def events(work, kind):
     """Returns the events of a kind in the record of a supervisor."""
-    file = work / "launch.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    return [line for line in map(json.loads, lines) if line["event"] == kind]
+    file = work / NAME
+    return [one for one in events_of(file) if one["event"] == kind] if file.exists() else []
 
 
 def stepped(work):
@@ -50,13 +60,13 @@ def stepped(work):
 
 def killed(job, phase, work, count, rng):
     """Kills a process of a job in a phase; returns None if it had just ended."""
-    if phase in ("start", "recovery"):  # at any moment until the first step
+    if phase in ("start", "recovery"):
         before = processes_of(job)
         if phase == "recovery":
             kill(before, rng.randrange(count))
             wait_for(lambda: not {*before.values()} & {*processes_of(job).values()}, job)
         wait_for(lambda: len(processes_of(job)) == count, job)
-        end = time.monotonic() + 12 * rng.random()
+        end = time.monotonic() + (30 if phase == "start" else 6) * rng.random()
         seen = stepped(work)
         while time.monotonic() < end and stepped(work) == seen:
             time.sleep(0.02)
@@ -64,14 +74,32 @@ def killed(job, phase, work, count, rng):
         aim = max(losses(work), default=0) + rng.randint(2, 8)
         wait_for(lambda: max(losses(work), default=0) >= aim, job)
         if phase == "save":
-            folder = work / "checkpoints"
-            wait_for(lambda: any(folder.glob("*tmp*")), job)
-        time.sleep(0.05 * rng.random())
+            wait_for(lambda: any((work / "checkpoints").glob("*tmp*")), job)
+        time.sleep(STEPS * rng.random() if phase == "step" else 0.05 * rng.random())
     here = processes_of(job)
-    if not here:
+    if len(here) < count:
         return None
     number = rng.choice(sorted(here))
-    return Kill(phase, number, max(losses(work), default=0)) if kill(here, number) else None
+    if phase == "copy" and not copying(work.parent / "copies" / f"process.{number}"):
+        return None
+    if phase == "collective":
+        other = here[(number + rng.randrange(1, count)) % count]
+        os.kill(other, signal.SIGSTOP)
+        time.sleep(STANDING)
+    reached = max(losses(work), default=0)
+    done = kill(here, number)
+    if phase == "collective":
+        os.kill(other, signal.SIGCONT)
+    return Kill(phase, number, reached) if done else None
+
+
+def copying(folder):
+    """Waits until a process writes a copy; returns whether it was seen."""
+    part, end = f"{folder}/copy.part", time.monotonic() + 10
+    while not os.path.exists(part):  # it is there for less than a millisecond
+        if time.monotonic() > end:
+            return False
+    return True
 
 
 def kill(processes, number):
@@ -104,39 +132,47 @@ def report(given, folder, rng):
     when = ("--steps=100000", f"--checkpoint_every={EVERY}", f"--host_copies={folder}/copies")
     mesh = f"data:{given.processes}"
     text, began = folder / "text.txt", time.monotonic()
-    job = started(given.processes, text, work, *when, mesh=mesh, restarts=10**6)
     kills = []
-    try:
-        while len(kills) < given.kills and time.monotonic() - began < given.seconds:
-            phase = "start" if not kills else rng.choice(PHASES)
-            if (one := killed(job, phase, work, given.processes, rng)) is None:
-                continue
-            seen = stepped(work)
-            wait_for(lambda seen=seen: stepped(work) > seen, job, 600)
-            kills.append((one, events(work, "stepped")[-1]))
-            shown(*kills[-1])
-        if not kills:
-            raise SystemExit("no kill was begun: give more --seconds")
-        last = max(losses(work))
-        wait_for(lambda: max(losses(work)) > last + 5, job)
-        job.send_signal(signal.SIGTERM)
-        job.communicate(timeout=600)
-    finally:
-        if job.poll() is None:
-            job.kill()
-    found = losses(work)
-    when += (f"--exit_at_step={max(found)}",)
-    alone = started(given.processes, text, folder / "alone", *when, mesh=mesh)
-    _, errors = alone.communicate(timeout=3600)
-    assert len(losses(folder / "alone")) == len(found), errors
+    # Files, since a pipe that nobody reads would stop the job.
+    with open(folder / "out.txt", "wb") as out, open(folder / "errors.txt", "wb") as errors:
+        streams = {"stdout": out, "stderr": errors}
+        job = started(
+            given.processes, text, work, *when, mesh=mesh, restarts=10**6, streams=streams
+        )
+        try:
+            while len(kills) < given.kills and time.monotonic() - began < given.seconds:
+                phase = "start" if not kills else rng.choice(CHOSEN)
+                if (one := killed(job, phase, work, given.processes, rng)) is None:
+                    continue
+                seen = stepped(work)
+                wait_for(lambda seen=seen: stepped(work) > seen, job, 600)
+                kills.append((one, events(work, "stepped")[-1]))
+                shown(*kills[-1])
+            if not kills:
+                raise SystemExit("no kill was begun: give more --seconds")
+            last = max(losses(work))
+            wait_for(lambda: max(losses(work)) > last + 5, job)
+            job.send_signal(signal.SIGTERM)
+            job.wait(timeout=600)
+        except BaseException:
+            print((folder / "errors.txt").read_text()[-8000:], flush=True)
+            raise
+        finally:
+            if job.poll() is None:
+                job.kill()
+        found = losses(work)
+        when += (f"--exit_at_step={max(found)}",)
+        alone = started(given.processes, text, folder / "alone", *when, mesh=mesh, streams=streams)
+        alone.wait(timeout=3600)
     expected = losses(folder / "alone")
-    equal = all(found.get(step) == loss for step, loss in expected.items())
-    costs = [cost(*pair) for pair in kills]
-    seconds = [pair[1].get("recovery_seconds", 0.0) for pair in kills]
+    assert len(expected) == len(found), (folder / "errors.txt").read_text()[-8000:]
+    differ = [step for step, loss in expected.items() if found.get(step) != loss]
+    table(kills)
     twice = sum(one.phase == "recovery" for one, _ in kills)  # which kills one before, too
-    print(f"{len(kills) + twice} kills, all of them survived; {max(costs)} steps lost at most")
-    print(f"{statistics.median(seconds):.1f} s until the next step (median), {max(seconds):.1f} s")
-    print(f"losses of {len(expected)} steps {'equal' if equal else 'DIFFER FROM'} the other job's")
+    most = max(cost(*pair) for pair in kills)
+    print(f"{len(kills) + twice} kills, all of them survived; {most} steps lost at most")
+    equal = f"DIFFER FROM step {differ[0]} on from" if differ else "equal"
+    print(f"losses of {len(expected)} steps {equal} those of a job that nothing happened to")
 
 
 def cost(one, event):
@@ -146,10 +182,25 @@ def cost(one, event):
 
 def shown(one, event):
     print(
-        f"{one.phase:<9} process {one.process}  reached {one.reached:>5}  "
+        f"{one.phase:<10} process {one.process}  reached {one.reached:>5}  "
         f"went on from {event['step'] - 1:>5}  {event.get('recovery_seconds', 0.0):5.1f} s",
         flush=True,
     )
+
+
+def table(kills):
+    """Prints what the kills of each phase have cost."""
+    print("phase       kills  of process 0  steps lost  seconds (median)  (most)")
+    for phase in PHASES:
+        of = [(one, event) for one, event in kills if one.phase == phase]
+        if of:
+            seconds = [event.get("recovery_seconds", 0.0) for _, event in of]
+            first = sum(one.process == 0 for one, _ in of)
+            lost = max(cost(*pair) for pair in of)
+            print(
+                f"{phase:<10}  {len(of):>5}  {first:>12}  {lost:>10}  "
+                f"{statistics.median(seconds):>16.1f}  {max(seconds):>6.1f}"
+            )
 
 
 if __name__ == "__main__":
