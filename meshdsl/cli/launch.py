@@ -27,13 +27,14 @@ from meshdsl.training.processes.code_version import code_version
 from meshdsl.training.reporting.output import tell
 
 _PROCESS = (
-    "import sys; from meshdsl.training.launching.parent import end_with; "
-    "end_with(int(sys.argv.pop(1))); "
+    "import sys; from meshdsl.training.launching.parent import end_with, own_output; "
+    "end_with(int(sys.argv.pop(1))); own_output(); "
     "from meshdsl.cli.main import console; raise SystemExit(console())"
 )
 _TEMPLATE = (  # the same, in a process that has imported what `train` imports
     "import sys; from meshdsl.training.launching.forking import forked; "
-    "forked(int(sys.argv[1]), int(sys.argv[2]), {modules}); "
+    "from meshdsl.training.launching.parent import own_output; "
+    "forked(int(sys.argv[1]), int(sys.argv[2]), {modules}); own_output(); "
     "from meshdsl.cli.main import console; raise SystemExit(console())"
 )
 _IMPORTED = (  # what a run on JAX imports before its first step

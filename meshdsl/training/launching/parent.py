@@ -1,4 +1,4 @@
-"""Ties a process to the supervisor that started it: it ends when the supervisor does."""
+"""Ties a process to the supervisor that started it: when it ends, and what it prints."""
 
 from __future__ import annotations
 
@@ -23,3 +23,19 @@ def end_with(supervisor: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != supervisor:  # it ended before the kernel was told
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def own_output() -> None:
+    """Leaves standard output to Python: what libraries print goes to standard error.
+
+    There the supervisor drops lines which say that all is well; on standard output some libraries
+    print them among the results.
+    """
+    if sys.stdout is None:  # it is closed
+        return
+    own = os.dup(1)
+    os.dup2(2, 1)
+    before, is_terminal = sys.stdout, os.isatty(own)
+    sys.stdout = os.fdopen(
+        own, "w", 1 if is_terminal else -1, encoding=before.encoding, errors=before.errors
+    )
