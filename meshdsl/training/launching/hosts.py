@@ -164,6 +164,7 @@ class _Member:
         names: names or addresses of its host.
         port: where it listens, to lead if the first supervisor is lost.
         copies: what it says of its copies in memory.
+        ready: whether a process there would begin at once: its template has imported everything.
         leaving: the signal by which its host is to end; 0: none.
         running: its processes in the start at hand, by their numbers.
     """
@@ -176,6 +177,7 @@ class _Member:
     names: list[str]
     port: int
     copies: list[dict[str, Any]]
+    ready: bool = False
     leaving: int = 0
     running: dict[int, RemoteProcess] = field(default_factory=dict)
 
@@ -277,9 +279,10 @@ class Hosts:
     def _awaited_hosts(self) -> str:
         return ", ".join(one.host for one in self._awaited.values())
 
-    def _most(self) -> int:
-        """Returns the largest number of processes for which there are places."""
-        there = len(self._places())
+    def _most(self, ready: bool = False) -> int:
+        """Returns the largest number of processes for which there are places, or ready ones."""
+        places = self._places()
+        there = sum(not ready or member is None or member.ready for member, _ in places)
         return next((count for count in self._counts if count <= there), 0)
 
     def _places(self) -> list[tuple[_Member | None, int]]:
@@ -353,7 +356,8 @@ class Hosts:
     def grows(self) -> bool:
         self._check_leads()
         with self._changed:
-            return self._most() > len(self._last_places)
+            # Else all would stand still while a host imports what its process needs.
+            return self._most(ready=True) > len(self._last_places)
 
     def begin(
         self,
@@ -495,6 +499,8 @@ class Hosts:
                 process = member.running.get(message["ended"])
                 if process is not None and process.start == message["of"]:
                     process.note_end(message["code"], message["lines"])
+            elif "ready" in message:
+                member.ready = True
             elif "signalled" in message:
                 self._signalled(member, message["signalled"])
         with self._changed:

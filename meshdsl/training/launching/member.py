@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -36,9 +37,11 @@ from meshdsl.training.launching.leading import (
 )
 from meshdsl.training.launching.lines import Line
 from meshdsl.training.launching.signals import handled
+from meshdsl.training.launching.warm import PATIENCE
 from meshdsl.training.processes.joining import names_here
 from meshdsl.training.processes.meeting import address_of
 
+_POLL = 0.1  # seconds between two looks at the template
 _RETRY = 0.5  # seconds between two attempts to reach the first supervisor
 _ANSWER = 5.0  # seconds in which it answers
 _AWAY = 2.0  # seconds after which a first supervisor that is not there is lost
@@ -239,6 +242,7 @@ class Member:
             token=self._token(),
         )
         welcome = self._answered = False
+        threading.Thread(target=self._say_ready, args=(line,), daemon=True).start()
         line.wait(_ANSWER)
         for message in line.messages():
             self.leads, self._answered = False, True  # one does
@@ -268,6 +272,13 @@ class Member:
                 elif "kill" in message:
                     self.children[message["kill"]].stop()
         return welcome, None
+
+    def _say_ready(self, line: Line) -> None:
+        """Says when a process of this host would begin at once."""
+        warm, end = self.host.warm, time.monotonic() + PATIENCE
+        while warm is not None and warm.keeps_waiting() and time.monotonic() < end:
+            time.sleep(_POLL)
+        line.send(ready=True)
 
     def _start(self, line: Line, message: Mapping[str, Any]) -> None:
         """Starts a process; those of an earlier start end before."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -29,7 +30,7 @@ from meshdsl.training.launching.forking import HEADER, OURS, READY
 from meshdsl.training.launching.job_time import START
 from meshdsl.training.launching.signals import came
 
-_PATIENCE = 120.0  # seconds in which a template has imported everything
+PATIENCE = 120.0  # seconds in which a template has imported everything
 _POLL = 0.1  # seconds after which a signal ends the waiting
 _ANSWER = 10.0  # seconds in which it is forked
 _SET_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux's prctl
@@ -145,6 +146,16 @@ class Warm:
         self._useless = True  # no start is to wait for templates again
         return None
 
+    def keeps_waiting(self) -> bool:
+        """Whether a start would wait for the template: it still imports. For any thread."""
+        line = self._line
+        if self._useless or self._ready or line is None:
+            return False
+        with suppress(OSError, ValueError):  # it is closed meanwhile
+            readable, _, _ = select.select([line], [], [], 0)
+            return not readable
+        return False
+
     def _is_outdated(self) -> bool:
         """Whether the code is another one than the template's, or changes at this moment."""
         if self._process is None:
@@ -173,7 +184,7 @@ class Warm:
         if self._line is None:
             return False
         self._line.settimeout(_POLL)
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + PATIENCE
         while not self._ready and not came() and time.monotonic() < end:
             with suppress(TimeoutError):
                 if self._line.recv(1) != READY:

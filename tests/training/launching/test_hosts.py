@@ -48,13 +48,23 @@ def command(own):
     number = own[0].removeprefix("--process_id=")
     return [sys.executable, "-c", start + given["program"], str(folder), number, *own]
 
+class Template:
+    # It imports until a file is there, and cannot be forked.
+
+    def keeps_waiting(self):
+        return not (folder / "imported").exists()
+
+    def started(self, *_):
+        return None
+
+warm = Template() if given["imports"] else None
 elastic = Elastic(Mesh.parse("data:6"), "data", 3, 12) if given["elastic"] else None
 where = f"localhost:{given['port']}"
 terms = Terms(where, given["total"], given["code"], given["silence"], elastic)
 copies = folder / f"copies.{given['first']}"
 rest = command, os.environ, Path(given["workdir"]), (given["patience"], 60.0), say
 try:
-    last = given["shrink_after"], copies, given["spare"]
+    last = given["shrink_after"], copies, given["spare"], warm
     code = HostSupervisor(Host(terms, numbers, *rest, *last), (5, 60.0)).run()
 except ValueError as error:
     say(error)
@@ -84,6 +94,7 @@ def job(tmp_path):
         "elastic": False,
         "shrink_after": 1.0,
         "spare": False,
+        "imports": False,  # whether it still imports what its processes need
         "beside": 0,  # how many begin together, however long each takes to import what it needs
     }
     started = []
@@ -311,7 +322,10 @@ def test_fewer_hosts_go_on_and_more_when_one_comes_back(job, tmp_path):
     assert flags(tmp_path, 2, 1)[3:] == ["--mesh_shape=data:4", "--microbatches=2"]
     assert not (tmp_path / "2.2").exists()
     assert all((tmp_path / f"copies.{n}").exists() for n in (0, 1))  # others read them
-    third = job(2, **given)
+    third = job(2, imports=True, **given)
+    have_come(job.port, 2)
+    assert not (tmp_path / "3.0").exists()  # nobody stands still while it imports
+    (tmp_path / "imported").touch()
     assert flags(tmp_path, 3, 2)[1:2] == ["--num_processes=3"]
     wait_for(lambda: all((tmp_path / f"ready.3.{n}").exists() for n in range(3)))
     (tmp_path / "end").touch()

@@ -34,6 +34,7 @@ print(json.dumps({
     "threads": len(os.listdir("/proc/self/task")), "files": sorted(os.listdir("/proc/self/fd")),
 }))
 """
+NAMES = "import json, sys; print(json.dumps([*sys.modules]))"
 
 
 class Job:
@@ -234,6 +235,29 @@ def test_a_signal_ends_the_waiting_for_the_template(job, tmp_path):
         sender.join()
     assert got == [signal.SIGTERM] and ended.wait(60) and child.lines() == ["cold"]
     assert is_there(template) and warm.template() == template  # which may still be of use
+
+
+def test_whether_a_start_would_wait_for_the_template_is_known(job, tmp_path):
+    (tmp_path / "slow.py").write_text(
+        f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.02)"
+    )
+    warm = job("slow")
+    assert not warm.warm.keeps_waiting()  # it has not begun
+    warm.warm.begin()
+    assert warm.warm.keeps_waiting()
+    (tmp_path / "go").touch()
+    wait_for(lambda: not warm.warm.keeps_waiting())
+    assert not warm.warm._ready and "slow" in warm.told(program=NAMES)
+    assert not warm.warm.keeps_waiting()
+    warm.warm.close()
+    assert not warm.warm.keeps_waiting()
+
+
+def test_what_libraries_print_is_not_among_the_results():
+    program = "from meshdsl.training.launching.parent import own_output; own_output()\n"
+    program += "import os; os.write(1, b'a library'); print('a result')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("a result\n", "a library")
 
 
 def test_an_answer_that_comes_too_late_is_not_read_by_the_next_start(job, monkeypatch):
