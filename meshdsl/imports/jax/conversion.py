@@ -92,6 +92,10 @@ class Conversion:
         self.naming = naming
         self._rules = rules
 
+    def having(self, rules: Mapping[str, Convert]) -> Conversion:
+        """Returns a conversion with other rules for some primitives."""
+        return Conversion(self.naming, {**self._rules, **rules})
+
     def run(self, frame: Frame, operands: Sequence[Array]) -> list[Array]:
         """Returns the results of a jaxpr.
 

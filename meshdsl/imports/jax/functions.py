@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 import meshdsl.ops as ops
+from meshdsl.ops.elementwise.arithmetic import stop_gradient
 from meshdsl.tensors.dtypes import is_float
 from meshdsl.tensors.tensor import Tensor
 
@@ -16,6 +17,24 @@ def _of_kind(of_bools: Callable[..., Tensor], of_numbers: Callable[..., Tensor])
         return (of_bools if tensors[0].dtype == np.bool_ else of_numbers)(*tensors)
 
     return function
+
+
+def _abs(x: Tensor) -> Tensor:
+    """Returns the magnitude, whose slope at 0 is 1 in JAX; that of `ops.abs` is 0."""
+    if not is_float(x.dtype):
+        return ops.abs(x)
+    return ops.where(ops.equal(x, 0), x - stop_gradient(x), ops.abs(x))  # 0 of -0
+
+
+def _clamp(low: Tensor, x: Tensor, high: Tensor) -> Tensor:
+    """Returns x between two bounds; where it is equal to one, the slopes are 0, as in JAX."""
+    clamped = ops.minimum(ops.maximum(x, low), high)
+    if not is_float(x.dtype):
+        return clamped
+    inside = ops.logical_and(ops.greater(x, low), ops.less(x, high))
+    below = ops.logical_and(ops.less(x, low), ops.less(low, high))
+    outside = ops.where(ops.greater(x, high), high, stop_gradient(clamped))
+    return ops.where(inside, x, ops.where(below, low, outside))
 
 
 def _divide(x: Tensor, y: Tensor) -> Tensor:
@@ -37,7 +56,9 @@ def _rounds_down(x: Tensor, y: Tensor, rest: Tensor) -> Tensor:
 def _remainder(x: Tensor, y: Tensor) -> Tensor:
     """Returns the remainder with the sign of x, as XLA has it."""
     if is_float(x.dtype):
-        return ops.sign(x) * ops.remainder(ops.abs(x), ops.abs(y))
+        rest = ops.sign(x) * ops.remainder(ops.abs(x), ops.abs(y))
+        # The slope at 0 is 1, which neither `sign` nor `abs` lets through.
+        return ops.where(ops.logical_and(ops.equal(x, 0), ops.not_equal(y, 0)), x, rest)
     rest = ops.remainder(x, y)
     if x.dtype.kind == "u":
         return rest
@@ -68,7 +89,7 @@ def integer_power(x: Tensor, exponent: int) -> Tensor:
 
 
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
-    "abs": ops.abs,
+    "abs": _abs,
     "acos": ops.acos,
     "acosh": ops.acosh,
     "add": ops.add,
@@ -83,7 +104,7 @@ FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "bessel_i1e": ops.bessel_i1e,
     "cbrt": ops.cbrt,
     "ceil": ops.ceil,
-    "clamp": lambda low, x, high: ops.minimum(ops.maximum(x, low), high),
+    "clamp": _clamp,
     "complex": ops.complex,
     "conj": ops.conj,
     "cos": ops.cos,

@@ -191,6 +191,12 @@ def test_the_gradient_of_sums_of_exponentials_is_that_of_jax():
         jax.vmap(jax.nn.relu),
         jax.checkpoint(jax.nn.relu),
         lambda x: jnp.maximum(x, 0),  # the largest share the gradient, as in JAX
+        jnp.abs,
+        lambda x: jax.lax.clamp(np.float32(0), x, np.float32(6)),
+        lambda x: jax.lax.clamp(x, x * 0, x + 1),
+        lambda x: jax.nn.log_sigmoid(x) + jnp.logaddexp(x, 0.0),  # smooth, by `abs`
+        lambda x: jax.lax.rem(x, np.float32(3)) + x % 5,
+        lambda x: jax.lax.rem(np.float32(3), 2 * x + 1),
     ],
 )
 def test_slopes_at_the_corners_are_those_of_jax(function):
@@ -202,7 +208,16 @@ def test_slopes_at_the_corners_are_those_of_jax(function):
 
     program = md.from_jax(loss)
     found = md.jit(md.grad(program), mesh="a:2", layout="x_1:a", backend="numpy")(*program.named(x))
-    np.testing.assert_array_equal(np.asarray(found), jax.grad(loss)(x))
+    np.testing.assert_allclose(np.asarray(found), jax.grad(loss)(x), rtol=1e-6, atol=0)
+
+
+def test_magnitudes_have_no_sign():
+    """Of -0 as of 0, and of infinities."""
+    x = np.array([0.0, -0.0, -np.inf, np.inf], np.float32)
+    program = md.from_jax(lambda x: (jnp.abs(x), jnp.sign(1 / jnp.abs(x))))
+    sizes, signs = program(*program.named(x))
+    np.testing.assert_array_equal(np.asarray(sizes), [0, 0, np.inf, np.inf])
+    np.testing.assert_array_equal(np.asarray(signs), [1, 1, 0, 0])
 
 
 def test_only_relu_itself_is_taken_for_relu():

@@ -13,6 +13,7 @@ import meshdsl.ops as ops
 from meshdsl.imports.jax import conversion, inference
 from meshdsl.imports.jax.arrays import Array, plain, settled
 from meshdsl.imports.jax.inference import Dims
+from meshdsl.imports.jax.rules.elementwise import elementwise
 from meshdsl.imports.jax.rules.rule import Rule, Table
 from meshdsl.tensors.dims import Dimension
 from meshdsl.tensors.tensor import Tensor
@@ -44,7 +45,17 @@ def _custom_jvp(site: conversion.Site, operands: list[Array]) -> list[Array]:
     activation = _ACTIVATIONS.get(_chain(body) or ())
     if activation is not None:
         return [replace(operands[0], tensor=activation(operands[0].tensor), number=None)]
-    return site.run(0, operands)
+    return _primal(site, operands)
+
+
+def _primal(site: conversion.Site, operands: list[Array]) -> list[Array]:
+    """Returns what a function computes that has a derivative of its own, to be differentiated.
+
+    As a whole it may be smooth where `abs` in it is not, as `logaddexp` is: there the slope of
+    `abs` is the mean of those beside, 0, and not JAX's 1.
+    """
+    smooth = site.conversion.having({"abs": elementwise(ops.abs).convert})
+    return smooth.run(site.body(0), operands)
 
 
 def _chain(body: Any) -> _Chain | None:
@@ -78,7 +89,7 @@ def _custom_vjp(site: conversion.Site, operands: list[Array]) -> list[Array]:
         f"from_jax: the gradient of jax.custom_vjp{site.source.at} is that of its function, not "
         "the rule that it was given"
     )
-    return site.run(0, operands)
+    return _primal(site, operands)
 
 
 def _checkpointed(site: conversion.Site, operands: list[Array]) -> list[Array]:
