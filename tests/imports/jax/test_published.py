@@ -1,4 +1,8 @@
-"""Published models: their names, and on four layouts the outputs and gradients of JAX."""
+"""Published models: their names, and on four layouts the outputs and gradients of JAX.
+
+The judge is JAX in float64. In float32 its own gradients of ResNet-50 are up to 6e-6 off these, as
+ours are up to 8e-6: where a ReLU begins, rounding decides.
+"""
 
 import functools
 import json
@@ -8,6 +12,7 @@ import sys
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 import meshdsl as md
@@ -22,11 +27,16 @@ KERAS = Path(__file__).with_name("keras_gpt2.py")
 built = functools.cache(lambda name: MODELS[name]())
 
 
+def in_double(tree):
+    return jax.tree.map(lambda a: a.astype("float64") if a.dtype == np.float32 else a, tree)
+
+
 @functools.cache
 def of_jax(name):
-    """Returns the loss of a model, its outputs and its gradients."""
+    """Returns the loss of a model, its outputs and its gradients, in float64."""
     model = built(name)
-    return jax.jit(jax.value_and_grad(model.loss, has_aux=True))(model.params, *model.inputs)
+    step = jax.jit(jax.value_and_grad(model.loss, has_aux=True))
+    return step(*in_double((model.params, *model.inputs)))
 
 
 @pytest.mark.long
@@ -48,10 +58,12 @@ def test_outputs_and_gradients_are_those_of_jax(name, number):
     program = md.from_jax(model.loss, model.names)
     step = md.value_and_grad(program, has_aux=True)
     run = md.jit(step, MESH, model.layouts[number], backend="numpy")
-    (found, ours), gradients = run(*program.named(model.params, *model.inputs))
-    assert max(distances([found, ours], [expected, outputs])) <= 1e-5
-    leaves = jax.tree.leaves(gradients, is_leaf=is_named)
-    assert max(distances(leaves, jax.tree.leaves(slopes))) <= model.rounding
+    given = model.params, *model.inputs
+    for arguments, within in ((given, 1e-5), (in_double(given), 1e-10)):
+        (found, ours), gradients = run(*program.named(*arguments))
+        assert max(distances([found, ours], [expected, outputs])) <= within
+        leaves = jax.tree.leaves(gradients, is_leaf=is_named)
+        assert max(distances(leaves, jax.tree.leaves(slopes))) <= within
 
 
 @pytest.mark.long
