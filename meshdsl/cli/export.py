@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 from absl import flags
@@ -18,7 +20,13 @@ from meshdsl.cli.checkpointed import (
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.training.checkpointing.weight_files import SUFFIX
+from meshdsl.training.data.entries import parse_entries
+from meshdsl.training.data.files import matching
+from meshdsl.training.data.records import TOKENS
 from meshdsl.training.data.tokenizers import load_tokenizer
+
+if TYPE_CHECKING:
+    from meshdsl.training.checkpointing.stored_params import StoredParams
 
 # Files of which each group is a tokenizer: of `tokenizers`, of sentencepiece, of words, of bytes.
 _TOKENIZERS = (
@@ -51,14 +59,15 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     if foreign and values.out and values.out.endswith(SUFFIX):
         problems.add(f"--format=hf writes a folder: give --out={values.out.removesuffix(SUFFIX)}")
     jax.config.update("jax_platforms", "cpu")  # devices may be at work in a run that goes on
-    model, origin, tokenizer = None, None, None
+    stored, model, origin, tokenizer = None, None, None, None
     begin, end = None, None
     if foreign and not problems.found:
         stored = stored_params(values, problems, OF_MODEL)
         model = model_of(values, problems)
         origin = values.model if is_hugging_face(values.model) else None
         tokenizer = Path(values.tokenizer).expanduser() if values.tokenizer else None
-        if origin is None and (tokenizer is None or tokenizer.is_file()):
+        readable = _reads_bytes(stored) if tokenizer is None else tokenizer.is_file()
+        if origin is None and readable:
             with problems.caught("--tokenizer"):
                 read = load_tokenizer(values.tokenizer, values.end_token)
                 begin, end = begin_token(values, read, stored), read.end
@@ -73,8 +82,19 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     )
     print(f"{done.count:,} parameters after step {done.step:,} in {files}")
     if foreign and not _has_tokenizer(Path(values.out)):
-        print(f"no tokenizer is in {values.out}: {_missing(tokenizer)}")
+        print(f"no tokenizer is in {values.out}: {_missing(tokenizer, _reads_bytes(stored))}")
     return 0
+
+
+def _reads_bytes(stored: StoredParams | None) -> bool:
+    """Whether a run without a tokenizer makes its tokens of bytes; those of token files are any."""
+    data = None if stored is None else stored.config.get("data")
+    with suppress(ValueError):  # as a later version may write it
+        patterns = [pattern for entry in parse_entries(data) for pattern in entry.patterns]
+        # Files may be gone, or elsewhere: then their names decide.
+        files = [path for pattern in patterns for path in matching(pattern) or [Path(pattern)]]
+        return not files or any(path.suffix not in TOKENS for path in files)
+    return False
 
 
 def _has_tokenizer(out: Path) -> bool:
@@ -82,7 +102,7 @@ def _has_tokenizer(out: Path) -> bool:
     return any(all((out / file).is_file() for file in files) for files in _TOKENIZERS)
 
 
-def _missing(tokenizer: Path | None) -> str:
+def _missing(tokenizer: Path | None, reads_bytes: bool) -> str:
     if tokenizer is None:
-        return "the run reads bytes"
+        return "the run reads bytes" if reads_bytes else "the run reads tokens, and names none"
     return f"{tokenizer}, that of the run, is not there; copy it to tokenizer.json"

@@ -117,6 +117,24 @@ def test_the_tokenizer_of_a_run_goes_out_with_it(capsys, tmp_path, text):
     assert f"{file}, that of the run, is not there" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", ["tokens", "bytes"])
+def test_the_tokens_of_a_run_on_token_files_are_of_no_known_meaning(capsys, tmp_path, text, kind):
+    tokens = tmp_path / "tokens.bin"
+    write_token_file(tokens, [np.arange(20)] * 200, np.dtype("uint16"))
+    small = "layers=1,embed=16,heads=2,kv_heads=2,kv=8,d_ff=32,vocab=300"
+    data = f"--data={tokens}" if kind == "tokens" else text
+    job = ("--model=llama_7b", f"--model_args={small}", *SMALL, *WHEN, data, "--backend=numpy")
+    assert run(["train", *job, f"--workdir={tmp_path}/run"]) == 0, capsys.readouterr().err
+    tokens.unlink()  # the run may have been elsewhere
+    capsys.readouterr()
+    out = tmp_path / "out"
+    assert run(["export", f"--workdir={tmp_path}/run", "--format=hf", f"--out={out}"]) == 0
+    told = "reads bytes" if kind == "bytes" else "reads tokens, and names none"
+    assert f"no tokenizer is in {out}: the run {told}\n" in capsys.readouterr().out
+    settings = json.loads((out / "config.json").read_text())
+    assert settings["eos_token_id"] == (None if kind == "tokens" else 0)
+
+
 @pytest.mark.parametrize(
     ("files", "missing"),
     [
