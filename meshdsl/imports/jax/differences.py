@@ -91,7 +91,10 @@ def _place(jaxpr: Any, at: int) -> str:
 
 def _unlike(jaxpr: Any, at: int, period: int) -> str:
     before, here = jaxpr.eqns[at], jaxpr.eqns[at + period]
-    return f"{_shown(here)}, where the layer before has {_shown(before)}"
+    if _shown(here) != _shown(before):
+        return f"{_shown(here)}, where the layer before has {_shown(before)}"
+    other = [k for k, v in sorted(here.params.items()) if repr(v) != repr(before.params.get(k))]
+    return f"{_shown(here)}, of which the layer before has another {' and '.join(other)}"
 
 
 def _type_of(dtype: Any) -> str:

@@ -293,10 +293,18 @@ def with_keys(params, x):
     return jnp.mean(x**2)
 
 
+def with_a_place(params, x):
+    for number, layer in enumerate(params["layers"]):
+        x = x + jax.lax.slice_in_dim(x, number, number + 1, axis=1)  # the line that differs
+        x = x + jnp.tanh(x @ layer["w_in"]) @ layer["w_out"]
+    return jnp.mean(x**2)
+
+
 @pytest.mark.parametrize(
     ("function", "what"),
     [
         (with_keys, r".*key<fry>.*LINE.*"),
+        (with_a_place, r"`slice` .* LINE, of which .* has another limit_indices and start_indices"),
         (with_another, r"`tanh` of f32\[8, 4, 16\] LINE, where the layer before has `sin` of .*"),
         (with_one_more, r"`integer_pow` of .*, where the layer before has `neg` of .* LINE"),
         (with_a_number, r"`mul` of f32\[\], f32\[8, 4, 8\] LINE, which reads from elsewhere .*"),
