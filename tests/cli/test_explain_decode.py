@@ -1,6 +1,7 @@
 """`meshdsl explain --decode`: the step that writes a token, its caches, collectives and time."""
 
 import json
+import re
 
 import pytest
 
@@ -69,6 +70,29 @@ def test_a_page_has_the_figures(capsys, tmp_path):
     page = tmp_path / "step.html"
     explained(capsys, *MODEL, *SIZES, f"--html={page}")
     assert "A step writes one token of each of 8 texts" in page.read_text()
+
+
+def test_caches_of_many_layers_are_one_row(capsys, tmp_path):
+    page = tmp_path / "step.html"
+    many = ("--model=gpt_mini", "--model_args=layers=6,embed=32,heads=4,kv=8,d_ff=64", *SIZES)
+    explained(capsys, *many, f"--html={page}")
+    rows = [re.sub("<[^>]*>", "", row) for row in page.read_text().split("<tr")]
+    caches = [row for row in rows if "state/cache/layers" in row]
+    assert len(caches) == 2 and all("/*" in row and "× 6" in row for row in caches)
+    assert all("384 KiB" in row for row in caches)  # of keys, and of values
+
+
+def test_nothing_else_than_the_step_is_lowered(capsys, monkeypatch):
+    lowered = []
+
+    def spied(place, function, *more):
+        lowered.append(function.__name__)
+        return found(place, function, *more)
+
+    found = Place.lowered
+    monkeypatch.setattr(Place, "lowered", spied)
+    explained(capsys, *MODEL, *SIZES)
+    assert lowered == ["_step"]
 
 
 def test_what_cannot_be_explained_is_refused(capsys):

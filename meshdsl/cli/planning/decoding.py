@@ -121,7 +121,7 @@ def decoding_step(job: Job, problems: Problems) -> SpmdProgram:
 
 
 class _Uncompiled(Place):
-    """A place whose programs are lowered only."""
+    """A place whose steps are lowered only, and whose other programs are not there."""
 
     def program(
         self,
@@ -130,8 +130,8 @@ class _Uncompiled(Place):
         donate: str | Sequence[str] = (),
         main: bool = False,
     ) -> Any:
-        """Returns the program of a function; arguments and errors as of `lowered`."""
-        return self.lowered(function, arguments, donate, main)
+        """Returns the program of a step, or else None; arguments and errors as of `lowered`."""
+        return self.lowered(function, arguments, donate, main) if main else None
 
 
 def decoded(report: Explanation, job: Job) -> Decoded:

@@ -103,11 +103,22 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One buffer at the peak, and the part of the table it counts to."""
+    """One buffer at the peak, and the part of the table it counts to.
+
+    Attributes:
+        count: how many there are of the same kind, if this is a row for all of them. The paths of
+            these inputs differ in numbers, for which that of `buffer` has `*`.
+    """
 
     part: str
     name: str
     buffer: Buffer
+    count: int = 1
+
+    @property
+    def bytes(self) -> int:
+        """Of all of them together."""
+        return self.count * self.buffer.bytes
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,11 @@ class Selection:
         )
 
     @cached_property
+    def held(self) -> tuple[Part, ...]:
+        """The parts, with one row for many that are alike; see `parts_together`."""
+        return parts_together(self.parts)
+
+    @cached_property
     def inputs(self) -> tuple[tuple[str, Value], ...]:
         return tuple((path, value) for path, value in self.report.inputs if self._has((path,)))
 
@@ -120,17 +125,33 @@ def together(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
     They have the same dims, dtype and layout, and their paths differ in numbers only. The row's
     path has `*` for these: a scope that all of them fit, and maybe others of another size.
     """
-    groups: dict[object, list[Parameter]] = {}
-    for one in parameters:
-        value = one.value
-        parts = tuple("*" if part.isdecimal() else part for part in one.path.split("/"))
-        groups.setdefault((parts, value.shape, value.dtype, value.layout), []).append(one)
-    rows: dict[str, Parameter] = {}
+    rows = _rows([(one.path, one.value) for one in parameters])
+    return tuple(replace(parameters[at], path=path, count=count) for at, path, count in rows)
+
+
+def parts_together(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Returns buffers with one row for inputs of `MANY` layers or more, largest rows first."""
+    inputs = [one for one in parts if one.buffer.path]
+    rows = [
+        replace(inputs[at], buffer=replace(inputs[at].buffer, path=path), count=count)
+        for at, path, count in _rows([(one.buffer.path, one.buffer.value) for one in inputs])
+    ]
+    rest = [one for one in parts if not one.buffer.path]
+    return tuple(sorted([*rows, *rest], key=lambda one: -one.bytes))
+
+
+def _rows(values: Sequence[tuple[str, Value]]) -> list[tuple[int, str, int]]:
+    """Returns of each row its first value, its path, and how many values it stands for."""
+    groups: dict[object, list[int]] = {}
+    for at, (path, value) in enumerate(values):
+        parts = tuple("*" if part.isdecimal() else part for part in path.split("/"))
+        groups.setdefault((parts, value.shape, value.dtype, value.layout), []).append(at)
+    rows = []
     for group in groups.values():
         if len(group) < MANY:
-            rows.update((one.path, one) for one in group)
+            rows += [(at, values[at][0], 1) for at in group]
             continue
-        paths = zip(*(one.path.split("/") for one in group), strict=True)
+        paths = zip(*(values[at][0].split("/") for at in group), strict=True)
         path = "/".join(part if len({part, *rest}) == 1 else "*" for part, *rest in paths)
-        rows[group[0].path] = replace(group[0], path=path, count=len(group))
-    return tuple(rows[one.path] for one in parameters if one.path in rows)
+        rows.append((group[0], path, len(group)))
+    return sorted(rows)

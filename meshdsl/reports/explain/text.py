@@ -96,7 +96,7 @@ def largest_values(
         without: parts that are left out.
         most: how many values are listed.
     """
-    largest = [part for part in explanation.shown.parts if part.part not in without]
+    largest = [part for part in explanation.shown.held if part.part not in without]
     if not largest:
         return []
     shown = [_value(part, explanation) for part in largest[:most]]
@@ -107,7 +107,8 @@ def largest_values(
 def _value(part: Part, explanation: Explanation) -> tuple[str, ...]:
     buffer = part.buffer
     kind = _type(buffer.value, explanation).replace(", ", ",")
-    return part.name, kind, show_bytes(buffer.bytes), buffer.path or buffer.source.place
+    kind += times(part.count)
+    return part.name, kind, show_bytes(part.bytes), buffer.path or buffer.source.place
 
 
 def _type(value: Value, explanation: Explanation) -> str:

@@ -200,18 +200,27 @@ def buffers(explanation: Explanation) -> Html:
         [
             MEANING[part.part][0],
             code(part.buffer.path) if part.buffer.path else value_names(part.name),
-            code(type_of(part.buffer.value, explanation.mesh)),
-            byte_cell(part.buffer.bytes),
-            Cell(show_share(part.buffer.bytes / peak), part.buffer.bytes),
+            code(type_of(part.buffer.value, explanation.mesh) + times(part.count)),
+            byte_cell(part.bytes),
+            Cell(show_share(part.bytes / peak), part.bytes),
             place(part.buffer.source),
         ]
-        for part in explanation.shown.parts[:_MOST_BUFFERS]
+        for part in explanation.shown.held[:_MOST_BUFFERS]
     ]
-    rest = explanation.shown.parts[_MOST_BUFFERS:]
+    rest = explanation.shown.held[_MOST_BUFFERS:]
     if rest:
-        count = sum(part.buffer.bytes for part in rest)
+        count = sum(part.bytes for part in rest)
         share = Cell(show_share(count / peak), count)
-        rows.append([f"{len(rest)} smaller ones", None, None, byte_cell(count), share, None])
+        rows.append(
+            [
+                f"{sum(part.count for part in rest)} smaller ones",
+                None,
+                None,
+                byte_cell(count),
+                share,
+                None,
+            ]
+        )
     source = explanation.memory.source
     where = joined(["At ", place(source)]) if source.line else "At the start"
     return section(
