@@ -96,15 +96,18 @@ def test_a_cache_of_compiled_programs_that_the_user_has_stays(monkeypatch, tmp_p
     assert _keeping_compiled(tmp_path)["JAX_COMPILATION_CACHE_DIR"] == "mine"
 
 
-def started(count, text, workdir, *arguments, restarts=50, launch=(), mesh="data:2", streams=None):
+def started(
+    count, text, workdir, *arguments, restarts=50, launch=(), mesh="data:2", streams=None, within=()
+):
     """Starts a supervisor that trains in some processes.
 
     Args:
         streams: where its output goes, by the names of `subprocess.Popen`; None: into pipes.
+        within: a command that runs another one.
     """
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     environment.pop("XLA_FLAGS", None)
-    line = [sys.executable, "-m", "meshdsl", "launch", f"--processes={count}"]
+    line = [*within, sys.executable, "-m", "meshdsl", "launch", f"--processes={count}"]
     small = [flag for flag in SMALL if not any(flag[:9] == other[:9] for other in arguments)]
     line += [f"--max_restarts={restarts}", *launch, "--", "train", *small, f"--data={text}"]
     line += [f"--workdir={workdir}", f"--mesh_shape={mesh}", *arguments]
