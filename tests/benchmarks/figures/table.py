@@ -236,8 +236,20 @@ SECTIONS: dict[str, tuple[Benchmark, ...]] = {
             "kills",
             "A job of several processes under kills",
             "SIGKILL of any of four processes with copies in memory: at the start, in steps, in "
-            "saves, in the start after a kill.",
-            flags="--kills=12 --seed=1",
+            "collectives, in copies, in saves, in the start after a kill.",
+            flags="--kills=36 --seed=11",
+        ),
+        _of(
+            "recovery",
+            "A host of four is lost, and comes again",
+            "How long no step is finished until three go on on a smaller mesh, and until all four "
+            "do again. Each has one process, on this machine.",
+        ),
+        _of(
+            "copy_cost",
+            "What copies in memory cost where nothing fails",
+            "Steps with a copy of the state after each (`--host_copies`) take turns with steps "
+            "without.",
         ),
         _of(
             "save_blocks",

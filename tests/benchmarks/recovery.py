@@ -1,0 +1,114 @@
+"""How long a job stands still when a host is lost, and when it comes again.
+
+    python -m tests.benchmarks.recovery --hosts=4 --rounds=3
+
+Each host is a supervisor with one process, all on this machine. In a round the last host is killed
+with its process. The others go on without it after `--shrink_after=1s`, and then the host is
+started again. A line for each: the seconds from the last step before until the first one after. The
+first round compiles; the medians are of the others.
+"""
+
+import argparse
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from tests.benchmarks.kills import stepped
+from tests.cli.test_launch import losses, processes_of, started, wait_for
+
+STEPS = 8  # steps between two changes
+PARTING = 60  # seconds in which hosts end
+
+
+class Hosts:
+    """The hosts of a job, on this machine."""
+
+    def __init__(self, count, folder):
+        rng = random.Random(0)
+        self.folder, self.work, self.count = folder, folder / "work", count
+        self.text = folder / "text.txt"
+        self.text.write_text(" ".join("".join(rng.choices("abcdefgh", k=5)) for _ in range(4000)))
+        with socket.create_server(("localhost", 0)) as listener:
+            self.where = f"--coordinator=localhost:{listener.getsockname()[1]}"
+        others = [self.start(number) for number in range(1, count)]
+        self.hosts = [self.start(0), *others]  # last, so that it does not begin without others
+
+    def start(self, number):
+        own = [self.where, f"--num_processes={self.count}", "--steps=1000000"]
+        own += [f"--host_copies={self.folder}/copies.{number}", "--checkpoint_every=100000"]
+        own += ["--batch_size=24", "--layout=batch:data"]
+        launch = [f"--first_process={number}", "--elastic_axis=data", "--shrink_after=1s"]
+        with open(self.folder / f"out.{number}.txt", "ab") as out:
+            return started(
+                *(1, self.text, self.work, *own),
+                launch=launch,
+                mesh=f"data:{self.count}",
+                restarts=10**6,
+                streams={"stdout": out, "stderr": out},
+            )
+
+    def reached(self):
+        return max(losses(self.work), default=0)
+
+    def stands_still(self, change):
+        """Makes a change; returns for how many seconds no step was finished."""
+        first = self.reached()
+        wait_for(lambda: self.reached() >= first + STEPS, self.hosts[0], 600)
+        starts, before, last = stepped(self.work), self.reached(), time.monotonic()
+        change()
+        while stepped(self.work) == starts:
+            assert self.hosts[0].poll() is None, self.folder
+            if (step := self.reached()) > before:
+                before, last = step, time.monotonic()
+            time.sleep(0.01)
+        return time.monotonic() - last
+
+    def lose(self):
+        """Kills the last host, with its process."""
+        for process in processes_of(self.hosts[-1]).values():
+            os.kill(process, signal.SIGKILL)
+        self.hosts[-1].kill()
+        self.hosts[-1].wait()
+
+    def come_again(self):
+        self.hosts[-1] = self.start(self.count - 1)
+
+    def end(self):
+        for host in self.hosts:
+            host.send_signal(signal.SIGTERM)
+        for host in self.hosts:
+            try:
+                host.wait(PARTING)
+            except subprocess.TimeoutExpired:
+                host.kill()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    found = {"lost": [], "back": []}
+    with tempfile.TemporaryDirectory() as name:
+        hosts = Hosts(given.hosts, Path(name))
+        try:
+            wait_for(lambda: hosts.reached() > 0, hosts.hosts[0], 600)
+            for number in range(given.rounds + 1):
+                for kind, change in (("lost", hosts.lose), ("back", hosts.come_again)):
+                    seconds = hosts.stands_still(change)
+                    found[kind] += [seconds] if number else []
+                    print(f"round {number}  host {kind}  {seconds:5.1f} s", flush=True)
+        finally:
+            hosts.end()
+    for kind, seconds in found.items():
+        print(f"host {kind}: {statistics.median(seconds):.1f} s (median), {max(seconds):.1f} s")
+
+
+if __name__ == "__main__":
+    main()
