@@ -202,7 +202,7 @@ class _Writer:
         (result,) = instruction.outputs
         combined = kind_of(instruction.op).combined
         narrow = is_float(result.dtype) and result.dtype.itemsize < _WIDE.itemsize
-        wide = narrow and combined == "add" and instruction.op == "einsum"
+        wide = narrow and combined == "add"
         part = replace(result, dtype=_WIDE) if wide else result
         parts = []
         for number in range(2):

@@ -121,6 +121,8 @@ class _Rewriter:
     def _keeps_zeros(self, reader: Instruction, value: Value, scatter: Instruction) -> bool:
         """Whether the results are zero, but for rows that come from the same rows of a value."""
         dim = parameters_of(scatter, Indexed)["dim"]
+        if {*reader.outputs[0].local} != {*value.local}:  # an outer product has more rows
+            return False
         if reader.op in _ALONE:
             return True
         if reader.op == "select":  # pads along other dims are zeros for a sum

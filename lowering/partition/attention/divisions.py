@@ -22,7 +22,7 @@ from typing import NamedTuple
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.communication.exchange import Interval, bounds
-from meshdsl.lowering.communication.reshard import reshard_cost
+from meshdsl.lowering.communication.reshard import cost_of_sending, reshard_cost
 from meshdsl.lowering.options import Context
 from meshdsl.lowering.partition.attention.schedule import Sight, schedule
 from meshdsl.lowering.partition.attention.zigzag import Zigzag
@@ -234,9 +234,13 @@ def _work(problem: Attended, division: Division) -> Work:
     if division.ring:
         steps = schedule(problem.sight(division))
         sent = sum(layouts[i].local(problem.shapes[i], mesh).volume for i in (1, 2)) * size
-        wire += steps.hops * sent * (2 if problem.gradient else 1)
+
+        def hop(sent: float) -> float:
+            return cost_of_sending("permute", sent, division.ring, mesh)
+
+        wire += steps.hops * hop(sent) * (2 if problem.gradient else 1)
         starts = bool(steps.ahead) + bool(steps.behind)  # first moves are those of all readers
-        wire -= starts * sent * (1 - 1 / problem.readers)
+        wire -= starts * (hop(sent) - hop(sent / problem.readers))
         blocks = sum(step.way != "none" for step in steps.steps)
     rows = layouts[3].local(problem.queries, mesh).volume
     features = problem.shapes[0].get(problem.features).size

@@ -65,8 +65,9 @@ def _outer_gradient(
     return [*gradients, None]
 
 
-GROUPED_EINSUM = Primitive("grouped_einsum", _rule, _looked_up_gradient, linear=(0, 1))
-GROUPED_OUTER = Primitive("grouped_outer", _rule, _outer_gradient, linear=(0, 1))
+_SUMS: Any = {"linear": (0, 1), "combines": "sum"}
+GROUPED_EINSUM = Primitive("grouped_einsum", _rule, _looked_up_gradient, **_SUMS)
+GROUPED_OUTER = Primitive("grouped_outer", _rule, _outer_gradient, **_SUMS)
 
 
 @operation

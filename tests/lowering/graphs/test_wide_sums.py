@@ -141,3 +141,37 @@ def test_more_digits_in_bfloat16():
 
     spacing = 16  # of bfloat16 numbers from 2,048 to 4,096
     assert error(IN_FLOAT32) <= spacing / 2 < error(None)
+
+
+@pytest.mark.parametrize("layout", ["features:m", "tokens:m"])
+def test_grouped_products_are_reduced_in_float32(layout):
+    tokens, features, experts, out = md.dims(tokens=16, features=16, experts=4, out=8)
+    specs = (
+        md.spec([tokens, features], "bfloat16"),
+        md.spec([experts, features, out], "bfloat16"),
+        md.spec([tokens], "int32"),
+    )
+
+    def function(x, w, group):
+        def product(w):
+            return md.grouped_einsum(x, w, group, "experts", over="features")
+
+        return product(w), md.grad(lambda w: md.sum(md.cast(product(w), "float32")))(w)
+
+    options = Options(reduce_dtype="float32")
+    program = md.jit(function, "m:4", layout, options=options).lower(*specs)
+    sent = [one.inputs[0].dtype for one, _ in program.block.walk() if one.is_collective]
+    assert sent and {*sent} == {np.dtype("float32")}
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_a_grouped_product_whose_parts_are_too_large_is_that_of_one_device(backend):
+    x = md.named(np.array([[4e4, 4e4, -4e4, -4e4]] * 2, np.float16), ["tokens", "features"])
+    w = md.named(np.ones((3, 4, 2), np.float16), ["experts", "features", "out"])
+    group = md.named(np.array([0, 2], np.int32), ["tokens"])
+
+    def function(x, w, group):
+        return md.grouped_einsum(x, w, group, "experts", over="features")
+
+    found = md.jit(function, "m:2", "features:m", backend)(x, w, group)
+    np.testing.assert_array_equal(found, np.zeros((2, 2)))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.lowering import backends
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.passes.halves import in_halves
 from meshdsl.lowering.passes.prefetch import prefetch
@@ -161,3 +162,27 @@ def test_a_loop_that_gathers_weights_ahead_is_computed_in_halves():
     for scan in loops:  # both halves of a stack are read ahead, and stacks ahead come last
         stacks = len(scan.inputs) - scan.params["consts"] - scan.params["carries"]
         assert scan.params["ahead"] == tuple(range(stacks - len(scan.params["ahead"]), stacks))
+
+
+@pytest.mark.parametrize("way", ["sum", "segment_sum", "conv"])
+def test_halves_of_any_sum_are_rounded_once(way):
+    """The sum of each half is too large for float16; that of both is 0."""
+    x = np.array([4e4] * 4 + [-4e4] * 4, np.float16)
+    inputs = [md.named(x, ["batch"])]
+    if way == "segment_sum":
+        inputs.append(md.named(np.zeros(8, np.int32), ["batch"]))
+
+    def function(x, *group):
+        if way == "sum":
+            return md.sum(x, "batch")
+        if way == "segment_sum":
+            return md.segment_sum(x, *group, md.Dimension("groups", 3))
+        image = md.outer(md.multiply, x, md.ones([md.Dimension("position", 2)], "float16"))
+        window = md.ones([*md.dims(batch=8, window=1, out=1)], "float16")
+        return md.conv(image, window, {"position": "window"}, "batch", "out")
+
+    before = md.jit(function, backend="numpy").lower(*inputs)
+    after = in_halves(before, "batch")
+    assert after is not before
+    found = backends.load("numpy").Executable(after).call_flat([each.data for each in inputs])
+    assert not np.asarray(found[0]).any()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.lowering import backends
 from meshdsl.lowering.options import DEFAULT, Options
 from meshdsl.lowering.passes.overlap import overlap, rings
 from tests.lowering.passes.running import assert_same
@@ -271,3 +272,19 @@ def test_the_tpu_compiler_multiplies_while_shards_travel():
     alone = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "JAX_PLATFORMS": "cpu"}
     environment = {**os.environ, **quiet, **alone}
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, env=environment)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_terms_of_a_ring_are_added_up_before_they_are_rounded(dtype):
+    weights = np.repeat([600.0, -600.0], 128)[:, None] * np.ones((1, 8))
+    x = md.named(np.ones((8, 256), dtype), ["batch", "embed"])
+    w = {"w": md.named(weights.astype(dtype), ["embed", "out"])}
+
+    def function(params, x):
+        return md.einsum(x, params["w"], over="embed")
+
+    program = md.jit(function, "data:4", "batch:data; params/embed:data", "numpy").lower(w, x)
+    after = rings(program, 0, 0)
+    assert kinds(after)["permute"] and not kinds(after)["all_gather"]
+    found = backends.load("numpy").Executable(after).call_flat([w["w"], x])
+    assert not np.asarray(found[0]).astype(float).any()

@@ -253,3 +253,24 @@ def dense(f, arguments):
         function = md.jit(f, backend="numpy")
         assert "row_sums" not in ops(function.lower(*arguments))
         return [np.asarray(result) for result in function(*arguments)]
+
+
+@pytest.mark.parametrize("operation", [md.multiply, md.divide])
+def test_an_outer_product_of_a_gradient_is_no_gradient_of_its_table(operation):
+    factors = np.array([1.0, 2.0, 4.0])
+
+    def function(table, rows, factor):
+        gradient = md.grad(lambda t: 0.5 * md.sum(md.square(md.take(t, rows, "rows"))))(table)
+        scaled = md.outer(operation, gradient, factor)
+        return md.sum(md.square(scaled), ["rows", "width", "factors"])
+
+    inputs = (
+        md.named(TABLE, ["rows", "width"]),
+        md.named(NUMBERS, ["batch"]),
+        md.named(factors, ["factors"]),
+    )
+    inside = NUMBERS[(NUMBERS >= 0) & (NUMBERS < ROWS)]
+    gradient = np.bincount(inside, minlength=ROWS)[:, None] * TABLE
+    powers = factors if operation is md.multiply else 1 / factors
+    want = np.square(gradient).sum() * np.square(powers).sum()
+    np.testing.assert_allclose(md.jit(function, backend="numpy")(*inputs), want, rtol=1e-12)

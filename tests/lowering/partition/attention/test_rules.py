@@ -211,3 +211,27 @@ def test_options_that_apply_nowhere_are_reported(layout, options, told):
 def test_options_for_attention_say_nothing_of_programs_without_it():
     options = Options(context="ring", zigzag=True)
     md.jit(lambda x: x + 1, mesh="x:4", layout="length:x", options=options).lower(md.spec([length]))
+
+
+@pytest.mark.parametrize("memory", [64, 1024])
+@pytest.mark.parametrize("gradient", [False, True])
+def test_over_a_slow_axis_no_other_way_sends_less(memory, gradient):
+    batch, length, memory_length = md.dims(batch=2, length=64, memory_length=memory)
+    heads, kv, values = md.dims(heads=8, kv=8, values=8)
+    specs = [md.spec([batch, length, heads, kv])]
+    specs += [md.spec([batch, memory_length, heads, dim]) for dim in (kv, values)]
+
+    def function(q, k, v):
+        if not gradient:
+            return md.attention(q, k, v)
+
+        def loss(*qkv):
+            return md.mean(md.square(md.attention(*qkv)))
+
+        return md.grad(loss, wrt=(0, 1, 2))(q, k, v)
+
+    def sent(context):
+        layout, options = "length:s; memory_length:s", Options(context=context)
+        return md.jit(function, "s@dcn:4", layout, options=options).lower(*specs).wire_bytes
+
+    assert sent("auto") <= min(map(sent, ("ring", "gather", "sums")))
