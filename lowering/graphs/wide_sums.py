@@ -2,9 +2,9 @@
 
 A single device adds up in float32 and rounds to float16 once. Devices that round their partial sums
 may overflow where the sum does not: 4e4 + 4e4 - 4e4 - 4e4. So the partial sums of a sum, a product,
-a convolution or a scatter are computed in float32, and so are operations that pass them on. A cast
-after the reduction rounds the sum. `take` and `index` only add zeros to an element, and stay in
-half precision.
+a convolution, a scatter or a gradient of attention are computed in float32, and so are operations
+that pass them on. A cast after the reduction rounds the sum. `take` and `index` only add zeros to
+an element, and stay in half precision.
 
 A wide sum is reduced where it leaves or enters the body of a loop or a branch. A cast to float32
 reads the wide sum itself: gradients that are added up in float32 stay partial across loops.
@@ -22,6 +22,7 @@ from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.stages import Planned
 from meshdsl.ops.elementwise.arithmetic import CAST
+from meshdsl.ops.products.attention import ATTENTION_GRADIENT
 from meshdsl.tensors.dtypes import BFLOAT16, is_float
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Graph, Operation, TracedTensor
@@ -95,6 +96,8 @@ class _Widening:
             return [self._with_bodies(current)]
         if op.name == "cast" and inputs[0] in self.wide and _holds(op.outputs[0].dtype):
             return self._read_wide(current)
+        if op.primitive is ATTENTION_GRADIENT:
+            return self._gradients(op, current)
         if len(op.outputs) > 1 or op.outputs[0].dtype not in self.dtypes:
             return [current]
         passes = op.outputs[0] in self.keep and any(t in self.wide for t in inputs)
@@ -104,11 +107,25 @@ class _Widening:
         if passes:
             inputs = tuple(self._widened(t, op, before) for t in inputs)
         (out,) = op.outputs
+        sums = self._sums(out)
+        widened = replace(op, inputs=inputs, outputs=(sums,))
+        return [*before, widened, _cast(op, sums, out)]
+
+    def _gradients(self, op: Operation, current: Operation) -> list[Operation]:
+        """Returns the operations that replace the gradients of an attention, each a sum or not."""
+        outputs, after = list(op.outputs), []
+        for number, out in enumerate(op.outputs):
+            if out.dtype in self.dtypes and self._leaves_a_sum(op, number):
+                outputs[number] = self._sums(out)
+                after.append(_cast(op, outputs[number], out))
+        return [replace(current, outputs=tuple(outputs)) if after else current, *after]
+
+    def _sums(self, out: Tensor) -> Tensor:
+        """Returns the wide tensor that stands for a result."""
         sums = TracedTensor(out.shape, _WIDE, out.source)
         self.wide[out] = sums
         self.layouts[sums] = self.planned.layouts[out]
-        widened = replace(op, inputs=inputs, outputs=(sums,))
-        return [*before, widened, _cast(op, sums, out)]
+        return sums
 
     def _with_bodies(self, op: Operation) -> Operation:
         bodies = {
@@ -125,10 +142,10 @@ class _Widening:
         self.instead[out] = self.wide[tensor]
         return []
 
-    def _leaves_a_sum(self, op: Operation) -> bool:
-        """Whether devices have partial sums that differ from the result."""
+    def _leaves_a_sum(self, op: Operation, number: int = 0) -> bool:
+        """Whether devices have partial sums that differ from the result of that number."""
         mesh = self.planned.mesh
-        axes = [axis for axis, _ in self.planned.strategies[op].results[0].partial]
+        axes = [axis for axis, _ in self.planned.strategies[op].results[number].partial]
         return any(mesh.sizes[axis] > 1 for axis in axes)
 
     def _widened(self, tensor: Tensor, op: Operation, before: list[Operation]) -> Tensor:

@@ -175,3 +175,42 @@ def test_a_grouped_product_whose_parts_are_too_large_is_that_of_one_device(backe
 
     found = md.jit(function, "m:2", "features:m", backend)(x, w, group)
     np.testing.assert_array_equal(found, np.zeros((2, 2)))
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_gradients_of_attention_whose_parts_are_too_large_are_those_of_one_device(backend):
+    q, k = (
+        row(np.zeros((16, 2)), dims=["length", "kv"]),
+        row(np.zeros((4, 2)), dims=["memory", "kv"]),
+    )
+    v = row(np.ones((4, 2)), dims=["memory", "out"])
+    factor = row(np.repeat([6e4, -6e4], 8)[:, None] * np.ones((1, 2)), dims=["length", "out"])
+
+    def function(q, k, v, factor):
+        def loss(v):
+            attended = md.attention(q, k, v, over="memory")
+            return md.sum(md.cast(attended * factor, "float32"))
+
+        return md.grad(loss)(v)
+
+    found = md.jit(function, "a:2", "length:a", backend)(q, k, v, factor)
+    np.testing.assert_array_equal(found, np.zeros((4, 2)))
+
+
+def test_gradients_of_attention_are_reduced_in_float32():
+    shapes = [("length", 16, "kv", 2), ("memory", 4, "kv", 2), ("memory", 4, "out", 2)]
+    specs = [md.spec(md.dims(**{a: b, c: d}), "bfloat16") for a, b, c, d in shapes]
+
+    def function(q, k, v):
+        def loss(*qkv):
+            attended = md.attention(*qkv, over="memory")
+            return md.sum(md.cast(attended, "float32"))
+
+        return md.grad(loss, wrt=(0, 1, 2))(q, k, v)
+
+    sent = sends(function, *specs, options=IN_FLOAT32, layout="length:a")
+    assert sent == [("float32", 32), ("float32", 32)]
+    assert sends(function, *specs, options=IN_THE_SAME, layout="length:a") == [
+        ("bfloat16", 16),
+        ("bfloat16", 16),
+    ]
