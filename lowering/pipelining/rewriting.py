@@ -233,6 +233,11 @@ def _check(stacks: Sequence[Stack], dims: Sequence[Dims], layout: Layout, table:
                 "axis of the pipeline, but each stage works on all of them: give them other axes"
             )
             break
+    # A stage also computes while it waits for data, and not what only a print needs.
+    problems += [
+        f"a stage cannot print: leave out md.print at {source}"
+        for source in dict.fromkeys(str(op.source) for op in _effects(loop.params["body"]))
+    ]
     for dim, claim in claims.items():
         problems.append(
             f"`{claim}` splits `{dim}` inside of the layers over an axis of the pipeline, but "
@@ -244,6 +249,15 @@ def _check(stacks: Sequence[Stack], dims: Sequence[Dims], layout: Layout, table:
                 [f"`{rule}` makes no pipeline of the loop at {stack.forward.source}", *problems]
             )
         )
+
+
+def _effects(graph: Graph) -> Iterator[Operation]:
+    """Yields the operations of a graph and its bodies that do more than compute."""
+    for op in graph.operations:
+        if op.primitive.effect:
+            yield op
+        for body in op.bodies:
+            yield from _effects(body)
 
 
 def _too_few(stack: Stack, table: Timetable) -> str:

@@ -33,7 +33,8 @@ def print(*values: Any) -> None:
     It may stand anywhere: in loops, branches and functions that are differentiated (where it prints
     in the forward pass). What is not scalar has its dims before it; of more than 1000 elements the
     mean, standard deviation, minimum and maximum are printed. A tensor to be printed whole is
-    gathered from the devices. A call of a program that prints returns when all is printed.
+    gathered from the devices. A call of a program that prints returns when all is printed. Layers
+    that form a pipeline, and microbatches that go through it, cannot print: lowering says so.
 
     Args:
         values: tensors and texts, with spaces between them; or first a text with a `{}` for every

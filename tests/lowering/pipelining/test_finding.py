@@ -112,6 +112,27 @@ def test_all_reasons_are_told_at_once():
     assert "`batch:pipe?` splits `batch` inside of the layers" in text
 
 
+def test_a_stage_that_would_print_is_refused_with_the_line():
+    layers, width = md.dims(layers=4, width=3)
+
+    def loss(params, batch):
+        def layer(x, w):
+            md.print("mean {}", md.mean(x))
+            return md.tanh(x * w), None
+
+        x, _ = md.scan(layer, batch["x"], params["w"], dim="layers")
+        md.print("loss {}", md.mean(x))
+        return md.mean(md.square(x))
+
+    make = create(lambda key: {"w": md.random.normal(key, [layers, width])}, Sgd(0.1))
+    batch = {"x": md.spec(md.dims(batch=4, width=3), "float32")}
+    step = make_train_step(loss, Sgd(0.1), microbatches=2)
+    with pytest.raises(ValueError, match="makes no pipeline") as caught:
+        md.jit(step, "pipe:2", "layers:pipe", "numpy").lower(spec_of(make), batch)
+    lines = [line for line in str(caught.value).splitlines() if "a stage cannot print" in line]
+    assert len(lines) == 2 and all("test_finding.py" in line for line in lines)
+
+
 def test_rounds_need_as_many_layers():
     with pytest.raises(ValueError, match="there are 2 stages, and 3 rounds"):
         lower(GPT, 4, "pipe:2", "layers:pipe", pipeline_rounds=3)
