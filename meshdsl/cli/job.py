@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ class Job:
     Attributes:
         remats: what the backward pass may keep, if time decides; see `cli.planning.steps`.
         decisions: what was decided by time before the step is lowered.
+        steps: the training steps of this job and of those made from it; see `cli.planning.steps`.
     """
 
     model: Any
@@ -55,6 +56,7 @@ class Job:
     options: Options
     remats: tuple[str, ...] = ()
     decisions: tuple[Decision, ...] = ()
+    steps: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def keeping(self, remat: str) -> Job:
         """Returns the job with another choice of what the backward pass keeps."""

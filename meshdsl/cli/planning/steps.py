@@ -30,13 +30,21 @@ def training_step(job: Job, layout: Layout | None) -> SpmdProgram:
 
 
 def jitted_step(job: Job) -> tuple[Jitted, tuple[Any, Any]]:
-    """Returns the training step of a job on its mesh, and the specs of its state and batch."""
+    """Returns the training step of a job on its mesh, and the specs of its state and batch.
+
+    Jobs made from one by `replace` share the traces of their steps, unless the recipe is another.
+    """
     from meshdsl.running.jit import jit
     from meshdsl.training.state import spec_of
 
-    step = job.recipe.train_step()
-    jitted = jit(step, job.mesh, job.layout, job.backend, donate="state", options=job.options)
-    return jitted, (spec_of(job.recipe.create_state()), job.batch_spec)
+    key = id(job.recipe), job.backend
+    if key not in job.steps:
+        step = job.recipe.train_step()
+        jitted = jit(step, job.mesh, job.layout, job.backend, donate="state", options=job.options)
+        # The recipe stays, so that no other one gets its id.
+        job.steps[key] = job.recipe, jitted, spec_of(job.recipe.create_state())
+    _, jitted, state = job.steps[key]
+    return jitted.on(job.mesh, job.layout, job.options), (state, job.batch_spec)
 
 
 def decided(job: Job) -> Job:
