@@ -42,7 +42,7 @@ OF_MODEL = (
 STDOUT = "-"  # the value of --out for standard output
 _FIXED = ("tokenizer", "end_token")  # another one makes other tokens, so the model reads nonsense
 # For templates of data: tokens must not depend on the day. Llama's has this one if it knows none.
-_DATE = datetime(2024, 7, 26)
+DATE = datetime(2024, 7, 26)
 _FRACTION = re.compile(r"Fraction\((\d+), (\d+)\)")
 _POLICY = re.compile(r"(\w+)=dtype\('?(\w+)'?\)")
 
@@ -285,7 +285,7 @@ def chat_format(values: flags.FlagValues, problems: Problems) -> ChatFormat | No
     """Returns how chats of `--data` become text; None: there is no template."""
     from meshdsl.generation.serving.chat import identity, template_beside
 
-    template = chat_template(values, problems, _DATE)
+    template = chat_template(values, problems, DATE)
     if template is None:
         return None
     path = values.chat_template or template_beside(values.tokenizer)

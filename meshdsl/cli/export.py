@@ -103,6 +103,8 @@ def _has_tokenizer(out: Path) -> bool:
 
 
 def _missing(tokenizer: Path | None, reads_bytes: bool) -> str:
+    if tokenizer is None and reads_bytes:
+        return "the run reads bytes"
     if tokenizer is None:
-        return "the run reads bytes" if reads_bytes else "the run reads tokens, and names none"
+        return "the run reads files of tokens, and was given no tokenizer"
     return f"{tokenizer}, that of the run, is not there; copy it to tokenizer.json"

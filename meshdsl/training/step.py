@@ -373,8 +373,14 @@ def _added(more: Mapping[str, Any], dims_allowed: bool) -> Metrics:
                 f"metric `{name}` has dims {metric.shape}; reduce it first, as in md.mean(x), or "
                 "give `update`, for which it is"
             )
-    own = sorted(name for name in more if name in _OWN or str(name).startswith(_HELD_OUT))
-    problems += [f"metric `{name}` has the name of a metric of the run" for name in own]
+    for name in sorted(map(str, more)):
+        if name in _OWN:
+            problems.append(f"metric `{name}` has the name of a metric of the run")
+        elif name.startswith(_HELD_OUT):
+            problems.append(
+                f"metric `{name}`: names that begin with `eval_` or `test_` are those of held-out "
+                "data; choose another"
+            )
     if problems:
         raise ValueError("\n  ".join(["the loss function returns", *problems]))
     return metrics

@@ -129,7 +129,7 @@ def test_the_tokens_of_a_run_on_token_files_are_of_no_known_meaning(capsys, tmp_
     capsys.readouterr()
     out = tmp_path / "out"
     assert run(["export", f"--workdir={tmp_path}/run", "--format=hf", f"--out={out}"]) == 0
-    told = "reads bytes" if kind == "bytes" else "reads tokens, and names none"
+    told = "reads bytes" if kind == "bytes" else "reads files of tokens, and was given no tokenizer"
     assert f"no tokenizer is in {out}: the run {told}\n" in capsys.readouterr().out
     settings = json.loads((out / "config.json").read_text())
     assert settings["eos_token_id"] == (None if kind == "tokens" else 0)

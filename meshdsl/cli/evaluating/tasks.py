@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from meshdsl.cli.checkpointed import (
+    DATE,
     OF_MODEL,
     Trained,
     begin_token,
@@ -85,7 +86,7 @@ def score(values: flags.FlagValues, problems: Problems) -> TaskScores:
     manager, names = _asked(values, problems)
     trained = Trained.of(values, problems, (*OF_MODEL, "length"))
     stored, model, tokenizer = trained.stored, trained.model, trained.tokenizer
-    template = chat_template(values, problems) if values.chat else None
+    template = chat_template(values, problems, DATE) if values.chat else None
     if values.chat and template is None and not problems.found:
         problems.add("--chat: the tokenizer has no template of chats; give one: --chat_template")
     end_tokens = stop_tokens(values, tokenizer, problems)

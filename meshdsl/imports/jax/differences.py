@@ -94,7 +94,10 @@ def _unlike(jaxpr: Any, at: int, period: int) -> str:
     if _shown(here) != _shown(before):
         return f"{_shown(here)}, where the layer before has {_shown(before)}"
     other = [k for k, v in sorted(here.params.items()) if repr(v) != repr(before.params.get(k))]
-    return f"{_shown(here)}, of which the layer before has another {' and '.join(other)}"
+    if not other or any(name.endswith("jaxpr") for name in other):
+        return f"{_shown(here)}, whose function or constants differ from those of the layer before"
+    differ = "differs from that" if len(other) == 1 else "differ from those"
+    return f"{_shown(here)}, whose {' and '.join(other)} {differ} of the layer before"
 
 
 def _type_of(dtype: Any) -> str:

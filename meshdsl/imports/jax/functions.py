@@ -58,7 +58,8 @@ def _remainder(x: Tensor, y: Tensor) -> Tensor:
     if is_float(x.dtype):
         rest = ops.sign(x) * ops.remainder(ops.abs(x), ops.abs(y))
         # The slope at 0 is 1, which neither `sign` nor `abs` lets through.
-        return ops.where(ops.logical_and(ops.equal(x, 0), ops.not_equal(y, 0)), x, rest)
+        # Neither 0 nor NaN divides it.
+        return ops.where(ops.logical_and(ops.equal(x, 0), ops.abs(y) > 0), x, rest)
     rest = ops.remainder(x, y)
     if x.dtype.kind == "u":
         return rest

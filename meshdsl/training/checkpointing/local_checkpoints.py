@@ -7,8 +7,8 @@ no other blocks.
 Guarantees:
     A part is complete or absent: it is written under another name, with checksums, and renamed.
     Saving copies the blocks to the host and returns; the writing goes on during the next steps.
-    Parts of a checkpoint are of one start of the run: a host that was away has steps of another
-    line of training.
+    Parts of a checkpoint are of one start of the run: a host that was away may have later steps of
+    an earlier start, which the others did not go on from.
     No process begins to save before all have their parts of the previous checkpoint. Several
     processes keep two checkpoints. So whenever they end, there is one that all of them have.
 """
@@ -63,7 +63,7 @@ class LocalFolder:
     def __init__(self, path: Path, run: str) -> None:
         self.path = path.absolute() / f"process.{jax.process_index()}"
         self._run = run
-        self._line = gathered(uuid.uuid4().hex)[0]
+        self._start_id = gathered(uuid.uuid4().hex)[0]
         self._keep = 1 if jax.process_count() == 1 else 2
         self._writer = ThreadPoolExecutor(1)
         self._writing: Future[None] | None = None
@@ -102,31 +102,35 @@ class LocalFolder:
         Raises:
             ValueError: in every process, if one cannot read its folder.
         """
-        own = {}
+        parts = [json.loads(text) for text in gathered(json.dumps(self._own_starts()))]
+        shared = set.intersection(*map(set, parts))
+        return sorted(int(step) for step in shared if _is_of_one_start(step, parts))
+
+    def _own_starts(self) -> dict[str, str | None]:
+        """Returns the start that wrote each part of this process; None: unknown, or damaged.
+
+        All processes must call this.
+
+        Raises:
+            ValueError: in every process, if one cannot read its folder.
+        """
+        found: dict[str, str | None] = {}
         with together():
             try:
-                own = self._own_lines()
+                for step in self.own():
+                    try:
+                        found[str(step)] = self._read(step)["start"]
+                    except Damaged:  # whoever reads it says so
+                        found[str(step)] = None
             except OSError as error:
                 raise ValueError(
                     f"cannot read the checkpoints in {self.path}: {error.strerror}"
                 ) from error
-        parts = [json.loads(text) for text in gathered(json.dumps(own))]
-        shared = set.intersection(*map(set, parts))
-        return sorted(int(step) for step in shared if _is_of_one_start(step, parts))
-
-    def _own_lines(self) -> dict[str, str | None]:
-        """Returns the start that wrote each part of this process; None: unknown, or damaged."""
-        found: dict[str, str | None] = {}
-        for step in self.own():
-            try:
-                found[str(step)] = self._read(step)["line"]
-            except Damaged:  # whoever reads it says so
-                found[str(step)] = None
         return found
 
     def lacking(self, after: int) -> str | None:
         """Returns a message about a later step that only some have; all must call this."""
-        mine = json.dumps([str(self.path), self._own_lines()])
+        mine = json.dumps([str(self.path), self._own_starts()])
         paths, parts = zip(*[json.loads(text) for text in gathered(mine)], strict=True)
         later = [int(step) for steps in parts for step in steps if int(step) > after]
         if not later:
@@ -161,7 +165,7 @@ class LocalFolder:
     def save(self, step: int, arrays: Mapping[str, Any], about: Mapping[str, Any]) -> None:
         """Copies the blocks on this process's devices to the host; a thread writes them."""
         blocks, regions = blocks_of(arrays)
-        description = {**about, "run": self._run, "line": self._line, "blocks": regions}
+        description = {**about, "run": self._run, "start": self._start_id, "blocks": regions}
         self._writing = self._writer.submit(self._write, step, blocks, description)
 
     def _write(self, step: int, blocks: Mapping[str, np.ndarray], about: Any) -> None:
@@ -221,14 +225,14 @@ class LocalFolder:
 
     def _read(self, step: int) -> dict[str, Any]:
         file = self.path / str(step) / ABOUT
-        line: list[str | None] = []
+        start: list[str | None] = []
 
         def read() -> Any:
             description = json.loads(file.read_text())
-            line.append(dict(description).get("line"))  # parts of older versions have none
+            start.append(dict(description).get("start"))  # parts of older versions have none
             return description
 
-        return {**entries(read, _ENTRIES), "line": line[0]}
+        return {**entries(read, _ENTRIES), "start": start[0]}
 
     def load(self, step: int, like: Mapping[str, Any], places: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the arrays of a step; all processes must call this.

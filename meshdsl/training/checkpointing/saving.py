@@ -86,11 +86,11 @@ class Saving:
         if (self.local is None) != (self.local_every is None):
             raise ValueError("local checkpoints need both a folder and how often they are saved")
         try:
-            json.dumps(self.config)
+            json.dumps([self.config, self.defaults])
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"Saving: config must be what JSON can write: {error}. Give numbers, texts, lists "
-                "and dicts of them"
+                f"Saving: config and defaults must be what JSON can write: {error}. Give numbers, "
+                "texts, lists and dicts of them"
             ) from None
 
     def open(self, workdir: str | os.PathLike[str]) -> Checkpoints:
@@ -183,7 +183,8 @@ def differences(
         defaults: the values of missing settings.
     """
     # Stored settings went through JSON, which turns tuples into lists and keys into strings.
-    saved, now = {**defaults, **saved}, json.loads(json.dumps({**defaults, **now}))
+    defaults, now = json.loads(json.dumps([dict(defaults), dict(now)]))
+    saved, now = {**defaults, **saved}, {**defaults, **now}
     names = sorted({*saved, *now} - {ORIGIN})
     return [
         f"{name}: {_shown(saved, name)} in the checkpoint, {_shown(now, name)} here"

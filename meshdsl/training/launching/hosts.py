@@ -279,10 +279,9 @@ class Hosts:
     def _awaited_hosts(self) -> str:
         return ", ".join(one.host for one in self._awaited.values())
 
-    def _most(self, ready: bool = False) -> int:
-        """Returns the largest number of processes for which there are places, or ready ones."""
-        places = self._places()
-        there = sum(not ready or member is None or member.ready for member, _ in places)
+    def _most(self) -> int:
+        """Returns the largest number of processes for which there are places."""
+        there = len(self._places())
         return next((count for count in self._counts if count <= there), 0)
 
     def _places(self) -> list[tuple[_Member | None, int]]:
@@ -356,8 +355,10 @@ class Hosts:
     def grows(self) -> bool:
         self._check_leads()
         with self._changed:
+            taken = self._places()[: self._most()]
             # Else all would stand still while a host imports what its process needs.
-            return self._most(ready=True) > len(self._last_places)
+            ready = all(member is None or member.ready for member, _ in taken)
+            return ready and len(taken) > len(self._last_places)
 
     def begin(
         self,

@@ -29,13 +29,14 @@ def own_output() -> None:
     """Leaves standard output to Python: what libraries print goes to standard error.
 
     There the supervisor drops lines which say that all is well; on standard output some libraries
-    print them among the results.
+    print them among the results. What processes that this one starts print goes there too.
     """
     if sys.stdout is None:  # it is closed
         return
     own = os.dup(1)
     os.dup2(2, 1)
-    before, is_terminal = sys.stdout, os.isatty(own)
+    before = sys.stdout
+    at_once = os.isatty(own) or getattr(before, "write_through", False)  # by PYTHONUNBUFFERED
     sys.stdout = os.fdopen(
-        own, "w", 1 if is_terminal else -1, encoding=before.encoding, errors=before.errors
+        own, "w", 1 if at_once else -1, encoding=before.encoding, errors=before.errors
     )

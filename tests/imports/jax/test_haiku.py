@@ -25,8 +25,8 @@ def forward(tokens):
     """A block of a transformer, and an LSTM over what it returns."""
     embed = hk.Embed(VOCAB, EMBED, name="embed")
     x = embed(tokens)
-    ones = hk.initializers.VarianceScaling(1.0)
-    attend = hk.MultiHeadAttention(HEADS, EMBED // HEADS, w_init=ones, name="attention")
+    w_init = hk.initializers.VarianceScaling(1.0)
+    attend = hk.MultiHeadAttention(HEADS, EMBED // HEADS, w_init=w_init, name="attention")
     h = hk.LayerNorm(-1, True, True)(x)
     x = x + attend(h, h, h, jnp.tril(jnp.ones((1, 1, LENGTH, LENGTH))))
     h = hk.Linear(EMBED, name="w_out")(jax.nn.gelu(hk.Linear(24, name="w_in")(x)))

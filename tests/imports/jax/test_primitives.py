@@ -264,3 +264,12 @@ def test_what_has_no_translation_for_integers_is_refused(function, reason):
     program = md.from_jax(function)
     with pytest.raises(ValueError, match=f"from_jax: {reason} at .*test_primitives.py"):
         md.jit(program, backend="numpy")(*program.named(N))
+
+
+def test_remainders_of_zero_are_those_of_jax():
+    x = np.zeros(5, np.float32)
+    y = np.array([0.0, np.nan, np.inf, -2.0, 2.0], np.float32)
+    for function in (jax.lax.rem, jnp.remainder):
+        program = md.from_jax(function)
+        found = md.jit(program, backend="numpy")(*program.named(x, y))
+        np.testing.assert_array_equal(np.asarray(found), function(x, y))

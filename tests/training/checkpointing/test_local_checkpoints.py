@@ -159,10 +159,10 @@ def test_parts_of_several_starts_are_no_checkpoint(monkeypatch, tmp_path):
         return ask(folders[0])
 
     folders = [local_checkpoints.LocalFolder(tmp_path / str(n), "run") for n in range(2)]
-    folders[1]._line = folders[0]._line
+    folders[1]._start_id = folders[0]._start_id
     for step, starts in ((100, None), (150, ["one", "other"])):
         for number, folder in enumerate(folders):
-            folder._line = folder._line if starts is None else starts[number]
+            folder._start_id = folder._start_id if starts is None else starts[number]
             folder._keep = 2
             folder.save(step, {"w": jnp.ones(2)}, {"arrays": {}, "position": None, "config": {}})
             folder.wait()

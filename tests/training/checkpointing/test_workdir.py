@@ -79,5 +79,9 @@ def test_settings_are_compared_as_json_stores_them():
     assert differences(saved, {"widths": (64, 12), "by": {1: 2}}, {}) == [
         "widths: [64, 128] in the checkpoint, [64, 12] here"
     ]
-    with pytest.raises(ValueError, match="config must be what JSON can write"):
+    assert differences({}, {}, {"widths": (1, 2)}) == []
+    assert differences({"widths": [1, 2]}, {}, {"widths": (1, 2)}) == []
+    with pytest.raises(ValueError, match="defaults must be what JSON can write"):
+        Saving(defaults={"dtype": object()})
+    with pytest.raises(ValueError, match="config and defaults must be what JSON can write"):
         Saving(config={"dtype": object()})

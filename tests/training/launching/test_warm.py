@@ -260,6 +260,13 @@ def test_what_libraries_print_is_not_among_the_results():
     assert (done.stdout, done.stderr) == ("a result\n", "a library")
 
 
+def test_output_without_a_buffer_stays_so():
+    program = "from meshdsl.training.launching.parent import own_output; own_output()\n"
+    program += "import os; print('a result'); os._exit(0)"  # as a process that is killed
+    done = subprocess.run([sys.executable, "-u", "-c", program], capture_output=True, text=True)
+    assert done.stdout == "a result\n"
+
+
 def test_an_answer_that_comes_too_late_is_not_read_by_the_next_start(job, monkeypatch):
     """Though a signal has come, for which no other template is started at once."""
     warm = job("colorsys")
