@@ -304,7 +304,10 @@ def with_a_place(params, x):
     ("function", "what"),
     [
         (with_keys, r".*key<fry>.*LINE.*"),
-        (with_a_place, r"`slice` .* LINE, of which .* has another limit_indices and start_indices"),
+        (
+            with_a_place,
+            r"`slice` .* LINE, whose limit_indices and start_indices differ from those of .*",
+        ),
         (with_another, r"`tanh` of f32\[8, 4, 16\] LINE, where the layer before has `sin` of .*"),
         (with_one_more, r"`integer_pow` of .*, where the layer before has `neg` of .* LINE"),
         (with_a_number, r"`mul` of f32\[\], f32\[8, 4, 8\] LINE, which reads from elsewhere .*"),
