@@ -108,7 +108,7 @@ def most_memory_is_kept_to():
     let_go_above(MOST)
 
 
-least = 0  # what this process held after it last let go
+least = 0  # the resident bytes of this process after it last let go
 
 
 def let_go_above(limit):

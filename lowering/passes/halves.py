@@ -36,14 +36,13 @@ from meshdsl.lowering.instructions import kind_of
 from meshdsl.lowering.parameters import AlongDim, LocalPositions, Scan, parameters_of
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
 from meshdsl.tensors.dims import Dimension, Shape
-from meshdsl.tensors.dtypes import is_float
+from meshdsl.tensors.dtypes import accumulator
 from meshdsl.tracing.source import UNKNOWN, Source
 
 Halves = tuple[Value, Value]
 _CANDIDATES = 2
 
 # Sums of half precision over a dim are added in this dtype, and rounded once.
-_WIDE = np.dtype("float32")
 
 
 def in_halves(program: SpmdProgram, dim: str) -> SpmdProgram:
@@ -201,9 +200,9 @@ class _Writer:
         operands = [self._operand(v, instruction.source) for v in instruction.inputs]
         (result,) = instruction.outputs
         combined = kind_of(instruction.op).combined
-        narrow = is_float(result.dtype) and result.dtype.itemsize < _WIDE.itemsize
-        wide = narrow and combined == "add"
-        part = replace(result, dtype=_WIDE) if wide else result
+        dtype = accumulator(result.dtype) if combined == "add" else result.dtype
+        wide = dtype != result.dtype
+        part = replace(result, dtype=dtype)
         parts = []
         for number in range(2):
             inputs = tuple(pair[number] for pair in operands)

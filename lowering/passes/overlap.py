@@ -27,8 +27,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.costs.flops import instruction_flops
@@ -38,12 +36,11 @@ from meshdsl.lowering.parameters import LocalPositions, Permute, SplitDim, param
 from meshdsl.lowering.passes.blocks import each_block, in_order
 from meshdsl.lowering.program import Block, Instruction, Pairs, SpmdProgram, Value
 from meshdsl.tensors.dims import Dimension, Shape
-from meshdsl.tensors.dtypes import is_float
+from meshdsl.tensors.dtypes import accumulator
 from meshdsl.tracing.source import Source
 
 SMALLEST = 64 * 1024  # bytes of a shard; 0.7 µs on one link of a TPU v5p, about its latency
 LONGEST = 16  # devices in a ring
-_WIDE = np.dtype("float32")  # terms of sums in half precision are added up in it, as by one product
 INTENSITY = 128.0  # flops for each byte sent; on a TPU v5p they take 5 % of the transfer's time
 
 
@@ -323,9 +320,8 @@ class _Block:
     def _einsum(self, writer: _Writer, product: Instruction, inputs: Sequence[Value]) -> Value:
         ring, (out,) = writer.ring, product.outputs
         result = ring.value(ring.small(out.shape), out, ring.loose(out.layout))
-        narrow = is_float(out.dtype) and out.dtype.itemsize < _WIDE.itemsize
-        if narrow and out.shape.find(ring.dim) is None:  # a term of a sum, which is rounded once
-            result = replace(result, dtype=_WIDE)
+        if out.shape.find(ring.dim) is None:  # a term of a sum, which is rounded once
+            result = replace(result, dtype=accumulator(out.dtype))
         return writer.write("einsum", inputs, result, product.source, product.params)
 
     def _write_piece(

@@ -52,7 +52,7 @@ class Selection:
         )
 
     @cached_property
-    def held(self) -> tuple[Part, ...]:
+    def part_rows(self) -> tuple[Part, ...]:
         """The parts, with one row for many that are alike; see `parts_together`."""
         return parts_together(self.parts)
 

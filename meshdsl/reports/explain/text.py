@@ -96,7 +96,7 @@ def largest_values(
         without: parts that are left out.
         most: how many values are listed.
     """
-    largest = [part for part in explanation.shown.held if part.part not in without]
+    largest = [part for part in explanation.shown.part_rows if part.part not in without]
     if not largest:
         return []
     shown = [_value(part, explanation) for part in largest[:most]]

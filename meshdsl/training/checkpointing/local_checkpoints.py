@@ -37,7 +37,7 @@ from meshdsl.training.checkpointing.read_errors import damage_of, entries, sorte
 from meshdsl.training.checkpointing.seals import Damaged, damage, seal
 from meshdsl.training.processes.joining import gathered, together
 
-_ENTRIES = ("run", "arrays", "position", "config", "blocks")
+_ENTRIES = ("run", "start", "arrays", "position", "config", "blocks")
 
 
 class Unfit(Exception):
@@ -225,14 +225,8 @@ class LocalFolder:
 
     def _read(self, step: int) -> dict[str, Any]:
         file = self.path / str(step) / ABOUT
-        start: list[str | None] = []
-
-        def read() -> Any:
-            description = json.loads(file.read_text())
-            start.append(dict(description).get("start"))  # parts of older versions have none
-            return description
-
-        return {**entries(read, _ENTRIES), "start": start[0]}
+        older = {"start": None}  # parts of older versions have none
+        return entries(lambda: {**older, **json.loads(file.read_text())}, _ENTRIES)
 
     def load(self, step: int, like: Mapping[str, Any], places: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the arrays of a step; all processes must call this.

@@ -205,9 +205,9 @@ def buffers(explanation: Explanation) -> Html:
             Cell(show_share(part.bytes / peak), part.bytes),
             place(part.buffer.source),
         ]
-        for part in explanation.shown.held[:_MOST_BUFFERS]
+        for part in explanation.shown.part_rows[:_MOST_BUFFERS]
     ]
-    rest = explanation.shown.held[_MOST_BUFFERS:]
+    rest = explanation.shown.part_rows[_MOST_BUFFERS:]
     if rest:
         count = sum(part.bytes for part in rest)
         share = Cell(show_share(count / peak), count)
