@@ -42,8 +42,6 @@ from meshdsl.tracing.source import UNKNOWN, Source
 Halves = tuple[Value, Value]
 _CANDIDATES = 2
 
-# Sums of half precision over a dim are added in this dtype, and rounded once.
-
 
 def in_halves(program: SpmdProgram, dim: str) -> SpmdProgram:
     """Returns a program that computes the halves of a dim side by side; see above.
@@ -200,6 +198,7 @@ class _Writer:
         operands = [self._operand(v, instruction.source) for v in instruction.inputs]
         (result,) = instruction.outputs
         combined = kind_of(instruction.op).combined
+        # Sums of half precision over the dim are rounded once.
         dtype = accumulator(result.dtype) if combined == "add" else result.dtype
         wide = dtype != result.dtype
         part = replace(result, dtype=dtype)
