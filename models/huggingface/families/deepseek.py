@@ -224,14 +224,27 @@ def _with_scale(settings: dict[str, Any], config: TransformerConfig) -> list[str
     features, factor = config.kv_size + config.rotary_kv_size, config.rotary_factor
     if config.rotary_scaling != "yarn" or factor <= 1:
         return ["needs no query_scale, but with yarn"]
-    share = (math.sqrt(config.query_scale * math.sqrt(features)) - 1) / (0.1 * math.log(factor))
-    share = round(share, 9)
+    sharper = math.sqrt(config.query_scale * math.sqrt(features))
+    share = _share(sharper, factor)
     if share <= 0:
         return [f"needs query_scale above {features**-0.5:g}"]
     assert config.scaling is not None
-    # Without the second, transformers would take the size of cosine and sine from the first.
-    settings["rope_scaling"] |= {"mscale_all_dim": share, "attention_factor": config.scaling.size}
+    scaling, size = settings["rope_scaling"], config.scaling.size
+    scaling["mscale_all_dim"] = share
+    # transformers and vLLM take the size of cosine and sine from both shares. vLLM sharpens no
+    # scores where it finds an `attention_factor` of 1.
+    both = _share(sharper * size, factor)
+    if both > 0:
+        scaling.pop("attention_factor", None)
+        scaling["mscale"] = both
+    else:
+        scaling["attention_factor"] = size
     return []
+
+
+def _share(sharper: float, factor: float) -> float:
+    """Returns the share of `_sharper`."""
+    return round((sharper - 1) / (0.1 * math.log(factor)), 9)
 
 
 DEEPSEEK2 = replace(

@@ -358,6 +358,9 @@ def test_scales_of_latent_attention_are_those_of_yarn(tmp_path):
     assert config.scaling.size == 1
     settings = family_for(config)[1]
     assert settings["rope_scaling"]["mscale_all_dim"] == 1
+    # vLLM sharpens no scores where there is an attention_factor of 1.
+    assert settings["rope_scaling"]["mscale"] == 1
+    assert "attention_factor" not in settings["rope_scaling"]
 
     def reason(**fields):
         with pytest.raises(ValueError) as error:
