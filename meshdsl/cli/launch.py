@@ -19,11 +19,13 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.training.checkpointing.workdir import locked
 from meshdsl.training.launching.crew import Crew, OneHost
 from meshdsl.training.launching.elastic import Elastic
-from meshdsl.training.launching.hosts import Host, Terms
 from meshdsl.training.launching.succession import HostSupervisor
 from meshdsl.training.launching.supervisor import Launch, Supervisor
+from meshdsl.training.launching.terms import Host, Terms, devices_here
 from meshdsl.training.launching.warm import Warm
 from meshdsl.training.processes.code_version import code_version
+from meshdsl.training.processes.joining import AUTOMATIC
+from meshdsl.training.processes.meeting import address_of, listening
 from meshdsl.training.reporting.output import tell
 
 _PROCESS = (
@@ -77,7 +79,7 @@ def main(values: flags.FlagValues, problems: Problems, words: Sequence[str] = ()
 
     def command(own: Sequence[str]) -> list[str]:
         single = not given and values.processes == 1
-        if single or trains.coordinator == "auto":
+        if single or trains.coordinator == AUTOMATIC:
             return start
         changed = {flag.partition("=")[0] for flag in own} & {*_CHANGED}
         return [*start[: -len(words)], *_without(words, changed), *own]
@@ -92,6 +94,8 @@ def main(values: flags.FlagValues, problems: Problems, words: Sequence[str] = ()
         alone = trains.num_processes is None or len(numbers) == trains.num_processes
         if alone and not values.spare:
             where = trains.coordinator
+            if given and where != AUTOMATIC:
+                listening(address_of(where)[1]).close()  # before anything is started
             crew: Crew = OneHost(command, numbers, None, where, environment, warm)
         else:
             terms = Terms(
@@ -101,6 +105,7 @@ def main(values: flags.FlagValues, problems: Problems, words: Sequence[str] = ()
                 trains.pause_timeout,
                 None if values.elastic_axis is None else _elastic(values.elastic_axis, words),
             )
+            virtual = trains.host_devices
             host = Host(
                 terms,
                 numbers,
@@ -113,6 +118,7 @@ def main(values: flags.FlagValues, problems: Problems, words: Sequence[str] = ()
                 copies,
                 values.spare,
                 warm,
+                devices_here(virtual if isinstance(virtual, int) else None, environment),
             )
             return HostSupervisor(host, times).run()
         return Supervisor(Launch(crew, workdir, *times, _report, copies)).run()
@@ -206,7 +212,7 @@ def _check_train(
             "--checkpoint_every is missing: a restart goes on from the last checkpoint, and "
             "without it the only one is that of the end"
         )
-    if trains.coordinator == "auto":
+    if trains.coordinator == AUTOMATIC:
         if values.processes > 1:
             problems.add(
                 "--coordinator=auto: the scheduler numbers the processes, so that `launch` starts "

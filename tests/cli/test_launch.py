@@ -89,6 +89,16 @@ def test_two_supervisors_for_one_job_are_told(tmp_path, capsys):
     assert told.startswith(f"meshdsl launch: workdir {tmp_path} is in use by process {os.getpid()}")
 
 
+def test_a_port_that_others_have_is_told_before_anything_is_started(tmp_path, capsys):
+    with socket.create_server(("", 0)) as other:
+        where = f"--coordinator=localhost:{other.getsockname()[1]}"
+        words = ["train", f"--workdir={tmp_path}", "--checkpoint_every=1", "--num_processes=2"]
+        assert run(["launch", "--processes=2", "--", *words, where]) == 2
+    told = capsys.readouterr().err
+    assert f"process 0 cannot listen on port {where.rpartition(':')[2]} of this host: Add" in told
+    assert not (tmp_path / "launch.jsonl").exists()
+
+
 def test_a_cache_of_compiled_programs_that_the_user_has_stays(monkeypatch, tmp_path):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     assert _keeping_compiled(tmp_path)["JAX_COMPILATION_CACHE_DIR"] == f"{tmp_path}/compiled"

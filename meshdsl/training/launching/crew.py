@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from meshdsl.training.launching.children import Child
 from meshdsl.training.launching.warm import Warm
+from meshdsl.training.processes.meeting import no_free_port
 
 Command = Callable[[Sequence[str]], Sequence[str]]
 
@@ -159,7 +160,4 @@ def free_port() -> int:
         with socket.create_server(("localhost", 0)) as listener:
             return int(listener.getsockname()[1])
     except OSError as error:
-        raise ValueError(
-            f"this host has no free port for its processes to meet at: {error.strerror}. Give one: "
-            "-- train --coordinator=localhost:1234"
-        ) from error
+        raise no_free_port("its processes to meet at", error) from error

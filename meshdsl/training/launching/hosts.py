@@ -27,16 +27,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from meshdsl.training.exit_codes import DONE, FAILED, NOTICE, UNFINISHED
 from meshdsl.training.launching.children import Child, how_ended
-from meshdsl.training.launching.crew import Command, Job, Missing, free_port, meeting_flags
-from meshdsl.training.launching.elastic import Elastic
+from meshdsl.training.launching.crew import Job, Missing, meeting_flags
 from meshdsl.training.launching.leading import Listed, Superseded, end, lead, leader, names_of
 from meshdsl.training.launching.lines import Line
-from meshdsl.training.launching.warm import Warm
+from meshdsl.training.launching.terms import Host, misfit, other_code, other_devices
 from meshdsl.training.processes.meeting import address_of, listed, listening
 
 _REPORT_AFTER = 5.0  # seconds of waiting before the first report
@@ -45,63 +43,6 @@ _POLL = 0.2  # seconds between two looks at who has come
 _SILENT = 5.0  # seconds without a beat after which a host that comes again replaces it
 _GATHERING = 15.0  # seconds in which those that live find one that leads anew
 _PARTING = 15.0  # seconds in which another host kills a process
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What the supervisors of a job must agree on.
-
-    Attributes:
-        coordinator: `host:port` of the first supervisor. The processes meet at the port after it.
-        total: how many processes the job has.
-        code: the version of this package's code.
-        silence: seconds without a word after which a host is gone.
-        elastic: how fewer processes go on; None: they wait.
-        moved: whether the first supervisor is not the one of the command line's coordinator: its
-            processes then meet at any free port of its host.
-    """
-
-    coordinator: str
-    total: int
-    code: str
-    silence: float
-    elastic: Elastic | None = None
-    moved: bool = False
-
-    @property
-    def meeting(self) -> str:
-        """Where the processes of the next start meet."""
-        _, port = address_of(self.coordinator)
-        return f"{self.coordinator.rpartition(':')[0]}:{free_port() if self.moved else port + 1}"
-
-
-@dataclass(frozen=True)
-class Host:
-    """What a supervisor knows of its host and of the job, whether it leads or not.
-
-    Attributes:
-        numbers: the numbers of the processes on this host.
-        command: returns the command line of a process, given the flags that are its own.
-        environment: the variables of the processes.
-        patience: seconds for which it waits for other hosts, at first and after a loss.
-        report: takes each line that it writes.
-        shrink_after: seconds after which fewer processes, or spare hosts, go on.
-        copies: this host's folder of copies in memory.
-        spare: whether this host waits until another one is lost.
-        warm: the template that its processes come of, if there is one.
-    """
-
-    terms: Terms
-    numbers: range
-    command: Command
-    environment: Mapping[str, str]
-    workdir: Path
-    patience: tuple[float, float]
-    report: Callable[[str], None]
-    shrink_after: float = 0.0
-    copies: Path | None = None
-    spare: bool = False
-    warm: Warm | None = None
 
 
 @dataclass(eq=False)
@@ -164,6 +105,7 @@ class _Member:
         names: names or addresses of its host.
         port: where it listens, to lead if the first supervisor is lost.
         copies: what it says of its copies in memory.
+        devices: how many each of its processes has; None: it does not know.
         ready: whether a process there would begin at once: its template has imported everything.
         leaving: the signal by which its host is to end; 0: none.
         running: its processes in the start at hand, by their numbers.
@@ -177,6 +119,7 @@ class _Member:
     names: list[str]
     port: int
     copies: list[dict[str, Any]]
+    devices: int | None
     ready: bool = False
     leaving: int = 0
     running: dict[int, RemoteProcess] = field(default_factory=dict)
@@ -217,7 +160,12 @@ class Hosts:
         self._job: Job | None = None
         self._members: list[_Member] = []
         self._changed = threading.Condition()
-        self._listener = listening(address_of(terms.coordinator)[1], "supervisor of process 0")
+        self._reported: set[str] = set()
+        self._devices: set[int | None] = set()  # how many the processes of other hosts have had
+        port = address_of(terms.coordinator)[1]
+        if not starts:  # where its first processes meet
+            listening(port + 1, where=", the one after that of --coordinator").close()
+        self._listener = listening(port, "supervisor of process 0")
         try:
             self._workdir.mkdir(parents=True, exist_ok=True)
             self._token = lead(self._workdir, terms.coordinator)
@@ -322,6 +270,7 @@ class Hosts:
         self._meeting = self._terms.meeting
         self._last_places, self._has_begun = [*map(_named, places)], True
         self._tell_hosts()
+        self._devices |= {member.devices for member, _ in places if member is not None}
         processes: list[Child | RemoteProcess] = []
         hosts: set[_Member | None] = set()
         for number, (member, _) in enumerate(places):
@@ -471,7 +420,7 @@ class Hosts:
         messages = line.messages()
         hello = next(messages, {})
         try:
-            refusal = self._other_code(hello)
+            refusal = other_code(hello, self._terms)
             member = _Member(
                 line,
                 range(hello["first"], hello["first"] + hello["processes"]),
@@ -481,14 +430,16 @@ class Hosts:
                 names_of(peer, [str(name) for name in hello["names"]]),
                 int(hello["port"]),
                 [*hello["copies"]],
+                hello["devices"],
             )
-            lasting = refusal or self._misfit(hello, member)
+            lasting = refusal or misfit(hello, self._terms) or self._unfit(hello, member)
             refusal = lasting or self._not_now(hello, member)
         except (KeyError, TypeError, ValueError):  # of other code, or not one of ours
             lasting, member = refusal, None
         if member is None or refusal:
             if refusal:
                 line.send(refused=refusal, lasting=bool(lasting))
+                self._report_once(f"the supervisor on {hello.get('host')} is refused: {refusal}")
             line.close()
             return
         line.send(welcome=True)
@@ -533,34 +484,29 @@ class Hosts:
         elif member.running:
             self._job.renew()
 
-    def _other_code(self, hello: Mapping[str, Any]) -> str:
-        """Returns how a supervisor differs that may not know the messages of this one."""
-        if not isinstance(hello.get("code"), str) or hello["code"] == self._terms.code:
-            return ""
-        return (
-            f"the code of meshdsl on {hello.get('host')} is {hello['code']}, and "
-            f"{self._terms.code} on the first host: install the same version on both"
-        )
+    def _report_once(self, text: str) -> None:
+        if text not in self._reported:
+            self._reported.add(text)
+            self._report(text)
 
-    def _misfit(self, hello: Mapping[str, Any], new: _Member) -> str:
-        """Returns why a supervisor cannot take part, whenever it comes."""
-        terms = self._terms
-        elastic = None if terms.elastic is None else terms.elastic.axis
-        if hello["elastic"] != elastic:
-            return f"--elastic_axis is {hello['elastic']} on {new.host} and {elastic} here"
-        if hello["total"] != terms.total:
-            return f"--num_processes is {hello['total']} on {new.host} and {terms.total} here"
-        first, last = new.numbers[0], new.numbers[-1]
-        if not new.spare and (last >= terms.total or first < 0):
-            return f"process {last} goes beyond the {terms.total} of --num_processes"
-        return ""
+    def _unfit(self, hello: Mapping[str, Any], new: _Member) -> str:
+        """Returns why a host cannot take the place of another one.
+
+        The processes of the first start compare their devices themselves, and know them better.
+        """
+        if not new.spare and not self._has_begun:
+            return ""
+        with self._changed:
+            others = {one.devices for one in self._members if not one.spare}
+        return other_devices(hello, {self._host.devices} | self._devices | others)
 
     def _not_now(self, hello: Mapping[str, Any], new: _Member) -> str:
         """Adds a supervisor that has come, or returns what is in its way."""
         if hello["token"] != self._token:  # a shared disk may show the file of before for a while
             return (
-                f"the workdir on {new.host} is not the one of the first host: it has to be on a "
-                "disk that both share"
+                f"the workdir on {new.host}, {hello['workdir']}, is not the one of the first host, "
+                f"{self._workdir}: it has to be on a disk that both share. Or that one has another "
+                "job: give each its own --coordinator"
             )
         with self._changed:
             for old in [*self._members]:

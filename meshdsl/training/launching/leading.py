@@ -141,7 +141,7 @@ class Standby:
     """
 
     def __init__(self) -> None:
-        self._listener = listening(0, "a supervisor that stands by")
+        self._listener = listening(0, "the supervisor, where it stands by")
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._answer, daemon=True).start()
 

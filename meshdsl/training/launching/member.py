@@ -24,7 +24,6 @@ from typing import Any
 from meshdsl.training.checkpointing.copies.together import said
 from meshdsl.training.exit_codes import DONE, FAILED, NOTICE, UNFINISHED
 from meshdsl.training.launching.children import Child
-from meshdsl.training.launching.hosts import Host
 from meshdsl.training.launching.leading import (
     Listed,
     Standby,
@@ -37,6 +36,7 @@ from meshdsl.training.launching.leading import (
 )
 from meshdsl.training.launching.lines import Line
 from meshdsl.training.launching.signals import handled
+from meshdsl.training.launching.terms import Host
 from meshdsl.training.launching.warm import PATIENCE
 from meshdsl.training.processes.joining import names_here
 from meshdsl.training.processes.meeting import address_of
@@ -239,6 +239,8 @@ class Member:
             code=self.host.terms.code,
             host=socket.gethostname(),
             copies=said(self.host.copies),
+            devices=self.host.devices,
+            workdir=str(self.host.workdir),
             token=self._token(),
         )
         welcome = self._answered = False

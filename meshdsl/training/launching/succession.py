@@ -9,10 +9,11 @@ from meshdsl.training.checkpointing.copies.together import said, together
 from meshdsl.training.checkpointing.newest import FOLDER
 from meshdsl.training.exit_codes import FAILED
 from meshdsl.training.launching.events import NAME, Events, newest
-from meshdsl.training.launching.hosts import Host, Hosts
+from meshdsl.training.launching.hosts import Hosts
 from meshdsl.training.launching.leading import Succession, Superseded
 from meshdsl.training.launching.member import Member
 from meshdsl.training.launching.supervisor import Launch, Supervisor
+from meshdsl.training.launching.terms import Host
 
 
 @dataclass(frozen=True)

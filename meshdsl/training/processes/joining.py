@@ -30,7 +30,7 @@ import jax
 import numpy as np
 
 from meshdsl.training.exit_codes import FAILED
-from meshdsl.training.processes.meeting import Meeting, address_of
+from meshdsl.training.processes.meeting import Meeting, address_of, no_free_port
 from meshdsl.training.processes.relay import Relay, reached_directly
 from meshdsl.training.processes.watching import (
     AGAIN,
@@ -383,10 +383,18 @@ def check_agreement(facts: Callable[[], Mapping[str, str]]) -> None:
 
 
 def _listening() -> socket.socket:
-    """Returns a socket on a free port, by which the others see that this process runs."""
+    """Returns a socket on a free port, by which the others see that this process runs.
+
+    Raises:
+        ValueError: no port is free.
+    """
     own = socket.socket()
-    own.bind(("", 0))
-    own.listen(socket.SOMAXCONN)
+    try:
+        own.bind(("", 0))
+        own.listen(socket.SOMAXCONN)
+    except OSError as error:
+        own.close()
+        raise no_free_port("this process", error) from error
     return own
 
 

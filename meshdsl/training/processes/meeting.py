@@ -13,6 +13,7 @@ Guarantees:
 from __future__ import annotations
 
 import json
+import os
 import selectors
 import socket
 import time
@@ -240,14 +241,15 @@ class _Host:
                 visitor.connection.sendall(text)
 
 
-def listening(port: int, who: str = "process 0") -> socket.socket:
+def listening(port: int, who: str = "process 0", where: str = "") -> socket.socket:
     """Returns a socket that listens on a port of this host.
 
     Args:
         who: who wants to, for the message.
+        where: what else the message says of the port.
 
     Raises:
-        ValueError: another program has the port, or it is not allowed.
+        ValueError: another program has the port, it is not allowed, or no port is free.
     """
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
@@ -255,11 +257,27 @@ def listening(port: int, who: str = "process 0") -> socket.socket:
         return socket.create_server(
             ("", port), family=family, dualstack_ipv6=dual, backlog=socket.SOMAXCONN
         )
-    except OSError as error:
+    except (OSError, OverflowError) as error:  # no port is beyond 65535
+        if not port:
+            raise no_free_port(who, error) from error
         raise ValueError(
-            f"{who} cannot listen on port {port} of this host: {error.strerror}. Choose another "
-            f"port, or see what has it: an earlier job, or a second {who}"
+            f"{who} cannot listen on port {port} of this host{where}: {_reason(error)}. Choose "
+            f"another port, or see what has it (ss -ltnp): an earlier job, or a second {who}"
         ) from error
+
+
+def no_free_port(who: str, error: Exception) -> ValueError:
+    """Returns what to raise where the kernel has no port to give."""
+    return ValueError(
+        f"this host has no free port for {who}: {_reason(error)}. See what has them (ss -tan), or "
+        "have the kernel give more: sysctl net.ipv4.ip_local_port_range"
+    )
+
+
+def _reason(error: Exception) -> str:
+    # Python adds the address to `strerror`, which says no more than the message does.
+    number = getattr(error, "errno", None)
+    return os.strerror(number) if number else str(error)
 
 
 def address_of(coordinator: str) -> tuple[str, int]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from meshdsl.training.launching import hosts, leading
+from meshdsl.training.launching import leading, terms
 from meshdsl.training.launching.events import NAME
 from meshdsl.training.launching.lines import Line
 
@@ -26,8 +26,8 @@ import json, os, sys, time
 from pathlib import Path
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.training.launching.elastic import Elastic
-from meshdsl.training.launching.hosts import Host, Terms
 from meshdsl.training.launching.succession import HostSupervisor
+from meshdsl.training.launching.terms import Host, Terms
 
 given = json.loads(sys.argv[1])
 folder = Path(given["folder"])
@@ -64,7 +64,7 @@ terms = Terms(where, given["total"], given["code"], given["silence"], elastic)
 copies = folder / f"copies.{given['first']}"
 rest = command, os.environ, Path(given["workdir"]), (given["patience"], 60.0), say
 try:
-    last = given["shrink_after"], copies, given["spare"], warm
+    last = given["shrink_after"], copies, given["spare"], warm, given["devices"]
     code = HostSupervisor(Host(terms, numbers, *rest, *last), (5, 60.0)).run()
 except ValueError as error:
     say(error)
@@ -74,8 +74,12 @@ sys.exit(code)
 
 
 def free_port():
-    with socket.create_server(("localhost", 0)) as listener:
-        return listener.getsockname()[1]
+    """Returns a port that is free, as is the one after it."""
+    while True:
+        with socket.create_server(("localhost", 0)) as listener:
+            port = listener.getsockname()[1]
+            with suppress(OSError), socket.create_server(("localhost", port + 1)):
+                return port
 
 
 @pytest.fixture
@@ -94,6 +98,7 @@ def job(tmp_path):
         "elastic": False,
         "shrink_after": 1.0,
         "spare": False,
+        "devices": 1,
         "imports": False,  # whether it still imports what its processes need
         "beside": 0,  # how many begin together, however long each takes to import what it needs
     }
@@ -234,19 +239,19 @@ def test_a_signal_to_any_host_reaches_all_processes_once(signalled, job, tmp_pat
         ({"code": "two"}, "is two, and one on the first host: install the same version on both"),
         ({"total": 4}, "--num_processes is 4 on"),
         ({"first": 2, "processes": 2}, "process 3 goes beyond the 3 of --num_processes"),
-        (
-            {"workdir": "elsewhere", "patience": 6.0},
-            "is not the one of the first host: it has to be on a disk",
-        ),
+        ({"workdir": "elsewhere", "patience": 6.0}, "/elsewhere, is not the one of the first h"),
+        ({"spare": True, "devices": 2}, "has 2 devices, those of other hosts 1, and all need the"),
     ],
 )
-def test_hosts_that_do_not_fit_are_told_why(given, said, job, tmp_path):
+def test_hosts_that_do_not_fit_are_told_why_on_both(given, said, job, tmp_path):
     given = {**given, "workdir": str(tmp_path / given["workdir"])} if "workdir" in given else given
-    job(0)
+    first = job(0)
     other = job(**{"first": 1, **given})
     assert other.wait(90) == 2
     text = other.stderr.read()
     assert "the first supervisor refuses this one: " in text and said in text
+    first.kill()
+    assert "is refused: " in (text := first.stderr.read()) and said in text
 
 
 @pytest.mark.long
@@ -408,7 +413,7 @@ def test_the_host_that_leads_leaves_as_any_other_when_it_is_taken_away(job, tmp_
 
 def test_a_signal_to_all_hosts_ends_a_job_that_could_lose_any_of_them(job, tmp_path):
     given = {"program": "import json\n" + BY + ELASTIC, "elastic": True, "beside": 3}
-    three = [job(n, **given) for n in range(3)]
+    three = [job(n, **given, shrink_after=20.0) for n in range(3)]
     wait_for(lambda: all((tmp_path / f"ready.1.{n}").exists() for n in range(3)))
     for one in three:
         one.terminate()
@@ -584,7 +589,7 @@ def test_a_line_ends_when_nothing_is_heard_for_too_long():
         line = Line(ours, 0.5)
         theirs.sendall(b'{}\n{"one": 1}\n')
         assert [*line.messages()] == [{"one": 1}]
-    assert hosts.Terms("host0:7", 2, "", 1.0).meeting == "host0:8"
+    assert terms.Terms("host0:7", 2, "", 1.0).meeting == "host0:8"
 
 
 def test_a_job_that_ends_says_so_in_the_workdir(job, tmp_path):

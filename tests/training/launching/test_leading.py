@@ -1,19 +1,16 @@
 """The crew of a first supervisor, whose other hosts are faked, with a clock that the test sets."""
 
+import re
 import socket
 from types import SimpleNamespace
 
 import pytest
 
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.training.launching import hosts
+from meshdsl.training.launching import crew, hosts, leading, terms
 from meshdsl.training.launching.elastic import Elastic
 from meshdsl.training.launching.leading import Listed
-
-
-def free_port():
-    with socket.create_server(("localhost", 0)) as listener:
-        return listener.getsockname()[1]
+from tests.training.launching.test_hosts import free_port
 
 
 @pytest.fixture
@@ -22,9 +19,9 @@ def leader(tmp_path, monkeypatch):
     monkeypatch.setattr(hosts, "time", SimpleNamespace(monotonic=lambda: now[0]))
     now, made = [1000.0], []
 
-    def make(shrink_after, **given):
-        terms = hosts.Terms(
-            f"localhost:{free_port()}",
+    def make(shrink_after, port=None, **given):
+        agreed = terms.Terms(
+            f"localhost:{port or free_port()}",
             3,
             "one",
             30.0,
@@ -32,20 +29,62 @@ def leader(tmp_path, monkeypatch):
         )
         said = []
         rest = range(1), None, {}, tmp_path, (60.0, 60.0), said.append
-        made.append(hosts.Hosts(hosts.Host(terms, *rest, shrink_after), **given))
+        made.append(hosts.Hosts(terms.Host(agreed, *rest, shrink_after), **given))
         return made[-1], said, now
 
     yield make
-    for crew in made:
-        crew.close(1)
+    for one in made:
+        one.close(1)
 
 
 def came(crew, number, copies=()):
     """Lets another host come to a first supervisor."""
     line = SimpleNamespace(send=lambda **said: None, close=lambda: None, heard=0.0)
     name = f"host{number}"
-    new = hosts._Member(line, range(number, number + 1), name, name, False, [name], 1, copies)
+    new = hosts._Member(line, range(number, number + 1), name, name, False, [name], 1, copies, 1)
     assert crew._not_now({"token": crew._token}, new) == ""
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_port_that_others_have_is_told_before_anything_is_started(taken, leader):
+    """Supervisors meet at the first port, processes at the one after it."""
+    port = free_port()
+    where = ["", ", the one after that of --coordinator"][taken]
+    with (
+        socket.create_server(("", port + taken)),
+        pytest.raises(ValueError, match=f"cannot listen on port {port + taken} of .*{where}: Addr"),
+    ):
+        leader(0.0, port)
+
+
+def test_a_host_without_free_ports_is_told_how_to_find_them(monkeypatch):
+    def create(*_, **given):
+        raise OSError(98, "Address already in use (while attempting to bind on address ...)")
+
+    monkeypatch.setattr(socket, "create_server", create)
+    told = "no free port for {}: Address already in use. See what has them (ss -tan), or "
+    for who, ask in (
+        ("its processes to meet at", crew.free_port),
+        ("the supervisor, where it stands by", leading.Standby),
+    ):
+        with pytest.raises(ValueError, match=re.escape(told.format(who))):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("virtual", "variables", "files", "devices"),
+    [
+        (4, {}, 8, 4),
+        (None, {"JAX_PLATFORMS": "cpu"}, 8, None),
+        (None, {"CUDA_VISIBLE_DEVICES": "0, 3"}, 8, 2),
+        (None, {"CUDA_VISIBLE_DEVICES": ""}, 8, None),
+        (None, {}, 8, 8),
+        (None, {}, 0, None),
+    ],
+)
+def test_devices_are_counted_without_opening_them(virtual, variables, files, devices, monkeypatch):
+    monkeypatch.setattr(terms, "glob", lambda pattern: ["file"] * files)
+    assert terms.devices_here(virtual, variables) == devices
 
 
 def awaited(*numbers):
@@ -87,6 +126,19 @@ def took(crew, *numbers):
     for number in numbers:
         came(crew, number)
     return crew.assemble(SimpleNamespace(ending=False))
+
+
+def test_a_host_that_comes_back_without_some_of_its_devices_is_refused(leader):
+    """Else its process would end at every start, and the job at last."""
+    crew, _, _ = leader(shrink_after=10.0)
+    hello = {"host": "host2", "devices": 7}
+    new = SimpleNamespace(spare=False)
+    assert crew._unfit(hello, new) == ""  # the processes of the first start know it better
+    took(crew, 1, 2)
+    crew._members.pop()
+    assert crew._unfit(hello, new).startswith("each process on host2 has 7 devices, those of")
+    assert crew._unfit({**hello, "devices": 1}, new) == ""
+    assert crew._unfit({**hello, "devices": None}, new) == ""
 
 
 def test_a_first_supervisor_leaves_if_the_others_can_go_on(leader):

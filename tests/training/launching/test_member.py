@@ -4,7 +4,7 @@ import signal
 import time
 from types import SimpleNamespace
 
-from meshdsl.training.launching import hosts, leading, member
+from meshdsl.training.launching import leading, member, terms
 from tests.training.launching.test_hosts import free_port
 
 
@@ -15,8 +15,8 @@ def test_the_end_of_a_process_is_told_whatever_is_in_the_folder_of_copies(monkey
     told, reported = [], []
     monkeypatch.setattr(member, "said", said)
     rest = lambda flags: ["/no/such/program"], {}, tmp_path, (60.0, 60.0), reported.append
-    terms = hosts.Terms("localhost:1", 2, "one", 30.0)
-    one = member.Member(hosts.Host(terms, range(1, 2), *rest, copies=tmp_path))
+    agreed = terms.Terms("localhost:1", 2, "one", 30.0)
+    one = member.Member(terms.Host(agreed, range(1, 2), *rest, copies=tmp_path))
     line = SimpleNamespace(send=lambda **message: told.append(message))
     one._start(line, {"start": 1, "of": 1, "shown": False, "flags": [], "variables": {}})
     (message,) = told
@@ -25,8 +25,8 @@ def test_the_end_of_a_process_is_told_whatever_is_in_the_folder_of_copies(monkey
 
 
 def test_a_signal_that_comes_while_others_are_asked_is_not_lost(monkeypatch, tmp_path):
-    terms = hosts.Terms("localhost:1", 2, "one", 30.0)
-    host = hosts.Host(terms, range(1, 2), None, {}, tmp_path, (60.0, 60.0), str)
+    agreed = terms.Terms("localhost:1", 2, "one", 30.0)
+    host = terms.Host(agreed, range(1, 2), None, {}, tmp_path, (60.0, 60.0), str)
     one = member.Member(host, leads=True)
 
     def asked(address):
@@ -41,9 +41,9 @@ def test_a_signal_that_comes_while_others_are_asked_is_not_lost(monkeypatch, tmp
 def test_a_host_that_was_cut_off_when_the_job_ended_ends_too(tmp_path):
     leading.end(tmp_path, 65)
     assert leading.leader(tmp_path)[1] is None
-    terms = hosts.Terms(f"localhost:{free_port()}", 2, "one", 30.0)
+    agreed = terms.Terms(f"localhost:{free_port()}", 2, "one", 30.0)
     rest = range(1, 2), None, {}, tmp_path, (60.0, 60.0), str
-    assert member.Member(hosts.Host(terms, *rest), joined=True).run() == 65
+    assert member.Member(terms.Host(agreed, *rest), joined=True).run() == 65
     # The next job in the workdir begins as if nothing had ended there.
     leading.lead(tmp_path, "localhost:1")
     assert leading.ended(tmp_path) is None
