@@ -278,7 +278,7 @@ def _check_saving(values: flags.FlagValues, problems: Problems) -> None:
 def _saving(values: flags.FlagValues, corpus: Corpus) -> Saving | None:
     """Returns what is saved in the workdir, if there is one."""
     from meshdsl.training.checkpointing.saving import ORIGIN, Saving, origin_of
-    from meshdsl.training.data import DataFiles, written_sums
+    from meshdsl.training.data import DataFiles, without_caches
 
     if not values.workdir:
         return None
@@ -291,7 +291,8 @@ def _saving(values: flags.FlagValues, corpus: Corpus) -> Saving | None:
             **({} if origin is None else {ORIGIN: origin}),
         },
         defaults=early.DEFAULTS,
-        data=DataFiles(corpus.paths, written_sums(corpus.paths)),
+        # A cache has checksums of its own; a run may go on with another one, or with none.
+        data=DataFiles(without_caches(corpus.paths)),
     )
 
 

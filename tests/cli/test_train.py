@@ -252,6 +252,15 @@ def test_packed_documents_of_a_mixture_are_split_and_read_by_workers(capsys, tmp
     ]
 
 
+def test_a_run_goes_on_with_a_cache_of_tokens_or_without(capsys, tmp_path, text):
+    command = ["train", *SMALL, text, "--steps=4", "--backend=numpy", f"--workdir={tmp_path}/run"]
+    cache = f"--data_cache={tmp_path}/cache"
+    for step, more in enumerate([[], [cache], [], [cache]], 1):
+        code = run([*command, f"--exit_at_step={step}", *more])
+        assert code == (0 if step == 4 else 75), capsys.readouterr().err
+    assert lines(tmp_path / "run")[-1]["step"] == 4
+
+
 def test_without_a_part_to_validate_with_the_training_loss_is_reported(capsys, text):
     arguments = [*SMALL, text, "--steps=2", "--split=1,0", "--backend=numpy"]
     assert run(["train", *arguments]) == 0

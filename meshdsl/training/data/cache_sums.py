@@ -47,13 +47,10 @@ def damage(path: Path) -> str | None:
     return _Cached(path).damage()
 
 
-def written_sums(paths: Sequence[Path]) -> dict[Path, list[str]]:
-    """Returns the stored checksums of those files that are caches."""
-    return {
-        file: stored["sums"]
-        for path in paths
-        for file, stored in zip(_files(path), _stored(path) or (), strict=False)
-    }
+def without_caches(paths: Sequence[Path]) -> list[Path]:
+    """Returns those files that are of no cache."""
+    caches = {file for path in paths if _stored(path) is not None for file in _files(path)}
+    return [path for path in paths if path not in caches]
 
 
 @contextmanager

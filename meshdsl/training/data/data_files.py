@@ -60,24 +60,16 @@ class DataFiles:
 
     Args:
         paths: the files, in their order.
-        written: the checksums of some of them from when they were written, by path. They are stored
-            as if this run had read these files already.
 
     Raises:
         ValueError: a file does not exist.
     """
 
-    def __init__(
-        self,
-        paths: Sequence[str | os.PathLike[str]],
-        written: Mapping[Path, Sequence[str]] | None = None,
-    ) -> None:
+    def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
         try:
             self._files = [_File.of(Path(path)) for path in paths]
         except OSError as error:
             raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from error
-        known = written or {}
-        self._written = [dict(enumerate(known.get(Path(path), ()))) for path in paths]
         self._earlier: list[dict[int, str]] = [{} for _ in self._files]
         self._over = threading.Event()
         self._problem: str | None = None
@@ -127,8 +119,8 @@ class DataFiles:
 
     def state(self) -> Any:
         """Returns the files' sizes, times and checksums so far, for JSON."""
-        rows = zip(self._files, self._written, self._earlier, strict=True)
-        return [file.entry({**written, **earlier}) for file, written, earlier in rows]
+        rows = zip(self._files, self._earlier, strict=True)
+        return [file.entry(earlier) for file, earlier in rows]
 
     def differences(self, state: Any) -> list[str]:
         """Returns how the files differ from the state that an earlier run has stored.

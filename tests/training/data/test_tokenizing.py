@@ -9,13 +9,12 @@ import pytest
 
 from meshdsl.training.data import (
     Bytes,
-    DataFiles,
     TokenFile,
     compared,
     data_files,
     load_tokenizer,
+    without_caches,
     write_token_file,
-    written_sums,
 )
 from meshdsl.training.data.records import read_documents
 from meshdsl.training.data.tokenizing import read_tokens
@@ -192,23 +191,13 @@ def test_a_copied_cache_is_no_damaged_one(tmp_path):
     assert opened()[1] == []
 
 
-def test_a_cache_that_is_built_again_is_that_of_a_run_which_has_not_read_all_of_it(tmp_path):
-    files, opened = cached(tmp_path)
-    paths = [files[".bin"], files[".idx"]]
-    state = DataFiles(paths, written_sums(paths)).state()  # of a run that was killed at once
-    for path in paths:
-        path.unlink()
-    opened()
-    assert DataFiles(paths).differences(state) == []
-    files[".bin"].write_bytes(bytes([65]) * files[".bin"].stat().st_size)
-    assert "has other bytes than before" in DataFiles(paths).differences(state)[0]
-
-
 def test_a_large_cache_is_compared_beside_the_run(tmp_path, monkeypatch):
     files, opened = cached(tmp_path)
     monkeypatch.setattr(data_files, "_AT_START", 100)
     with compared([tmp_path / "a.txt", *files.values()]) as check:
         check()
+    own = [tmp_path / "own.bin", tmp_path / "own.idx"]
+    assert without_caches([files[".bin"], *own, files[".idx"]]) == own
     files[".bin"].write_bytes(bytes([65]) * files[".bin"].stat().st_size)
     assert opened()[1] == []
     reason = rf"{files['.bin']} has other bytes .* damaged: delete"
