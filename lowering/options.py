@@ -5,14 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+import numpy as np
+
 from meshdsl.layouts.calibration import find_hardware
 from meshdsl.lowering.pipelines.named import NAMES
 from meshdsl.tensors.dims import did_you_mean
+from meshdsl.tensors.dtypes import BFLOAT16, accumulator
 
 Context: TypeAlias = Literal["auto", "ring", "gather", "sums"]
 Weights: TypeAlias = Literal["auto", "again", "keep"]
 ReduceDtype: TypeAlias = Literal["auto", "float32", "same"]
 
+# The dtypes whose partial sums are added up in a wider one.
+_NARROW: dict[ReduceDtype, frozenset[np.dtype]] = {
+    "auto": frozenset([np.dtype("float16")]),
+    "float32": frozenset([np.dtype("float16"), BFLOAT16]),
+    "same": frozenset(),
+}
 PIPELINES = ("auto", "none", *NAMES)
 
 
@@ -140,3 +149,8 @@ class Options:
 
 
 DEFAULT = Options()
+
+
+def dtype_of_sums(dtype: np.dtype, options: Options) -> np.dtype:
+    """Returns the dtype in which partial sums of a dtype are added up; see `reduce_dtype`."""
+    return accumulator(dtype) if dtype in _NARROW[options.reduce_dtype] else dtype

@@ -2,9 +2,9 @@
 
 A single device adds up in float32 and rounds to float16 once. Devices that round their partial sums
 may overflow where the sum does not: 4e4 + 4e4 - 4e4 - 4e4. So the partial sums of a sum, a product,
-a convolution, a scatter or a gradient of attention are computed in float32, and so are operations
-that pass them on. A cast after the reduction rounds the sum. `take` and `index` only add zeros to
-an element, and stay in half precision.
+a convolution, a scatter, an attention to parts of a memory or its gradient are computed in float32,
+and so are operations that pass them on. A cast after the reduction rounds the sum. `take` and
+`index` only add zeros to an element, and stay in half precision.
 
 A wide sum is reduced where it leaves or enters the body of a loop or a branch. A cast to float32
 reads the wide sum itself: gradients that are added up in float32 stay partial across loops.
@@ -19,20 +19,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.options import Options
+from meshdsl.lowering.options import Options, dtype_of_sums
 from meshdsl.lowering.stages import Planned
 from meshdsl.ops.elementwise.arithmetic import CAST
-from meshdsl.ops.products.attention import ATTENTION_GRADIENT
-from meshdsl.tensors.dtypes import BFLOAT16, is_float
+from meshdsl.ops.products.attention import ATTENTION, ATTENTION_GRADIENT
+from meshdsl.tensors.dtypes import is_float
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Graph, Operation, TracedTensor
 
 _WIDE = np.dtype("float32")
-_NARROW = {
-    "auto": frozenset([np.dtype("float16")]),
-    "float32": frozenset([np.dtype("float16"), BFLOAT16]),
-    "same": frozenset[np.dtype](),
-}
 
 
 @dataclass
@@ -58,10 +53,12 @@ def widen(planned: Planned, keep: Mapping[Tensor, frozenset[str]], options: Opti
     Returns:
         The graph, which may have unused operations and tensors if it has changed; see `prune`.
     """
-    widened, dtypes = Widened(planned.graph), _NARROW[options.reduce_dtype]
-    if not any(tensor.dtype in dtypes for tensor in planned.layouts):  # as in most programs
+    widened = Widened(planned.graph)
+    dtypes = {tensor.dtype for tensor in planned.layouts}
+    narrow = frozenset(d for d in dtypes if dtype_of_sums(d, options) != d)
+    if not narrow:  # as in most programs
         return widened
-    widening = _Widening(planned, keep, dtypes, widened.layouts)
+    widening = _Widening(planned, keep, narrow, widened.layouts)
     widened.graph = widening.rewrite(planned.graph)
     return widened
 
@@ -96,8 +93,8 @@ class _Widening:
             return [self._with_bodies(current)]
         if op.name == "cast" and inputs[0] in self.wide and _holds(op.outputs[0].dtype):
             return self._read_wide(current)
-        if op.primitive is ATTENTION_GRADIENT:
-            return self._gradients(op, current)
+        if op.primitive in (ATTENTION, ATTENTION_GRADIENT):
+            return self._attention(op, current)
         if len(op.outputs) > 1 or op.outputs[0].dtype not in self.dtypes:
             return [current]
         passes = op.outputs[0] in self.keep and any(t in self.wide for t in inputs)
@@ -111,8 +108,8 @@ class _Widening:
         widened = replace(op, inputs=inputs, outputs=(sums,))
         return [*before, widened, _cast(op, sums, out)]
 
-    def _gradients(self, op: Operation, current: Operation) -> list[Operation]:
-        """Returns the operations that replace the gradients of an attention, each a sum or not."""
+    def _attention(self, op: Operation, current: Operation) -> list[Operation]:
+        """Returns the operations that replace an attention, or its gradients: each a sum or not."""
         outputs, after = list(op.outputs), []
         for number, out in enumerate(op.outputs):
             if out.dtype in self.dtypes and self._leaves_a_sum(op, number):

@@ -23,7 +23,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.communication.exchange import Interval, bounds
 from meshdsl.lowering.communication.reshard import cost_of_sending, reshard_cost
-from meshdsl.lowering.options import Context
+from meshdsl.lowering.options import Context, dtype_of_sums
 from meshdsl.lowering.partition.attention.schedule import Sight, schedule
 from meshdsl.lowering.partition.attention.zigzag import Zigzag
 from meshdsl.lowering.partition.strategy import Case, Work
@@ -58,6 +58,7 @@ class Attended:
 
     Attributes:
         shapes, layouts: of queries, keys, values and result; layouts by the layout rules.
+        itemsize, size_of_sums: the bytes of an element, and of one of a partial sum.
         offset: of the first query's position; None if positions are tensors.
         fixed: the dims of the queries that a mask of the memory has too.
         readers: how many operations of the block read the same operands.
@@ -66,6 +67,7 @@ class Attended:
     shapes: tuple[Shape, Shape, Shape, Shape]
     layouts: tuple[TensorLayout, TensorLayout, TensorLayout, TensorLayout]
     itemsize: int
+    size_of_sums: int
     memory: str
     features: str
     mesh: Mesh
@@ -216,7 +218,7 @@ def _ordered(problem: Attended, dim: str, axes: tuple[str, ...]) -> tuple[str, .
 
 def _work(problem: Attended, division: Division) -> Work:
     """Returns what one device sends and computes in a division."""
-    size, mesh = problem.itemsize, problem.mesh
+    size, wide_size, mesh = problem.itemsize, problem.size_of_sums, problem.mesh
     layouts = [problem.layout(division, which) for which in range(4)]
     tensors = list(zip(problem.shapes, problem.layouts, layouts, strict=True))
     *_, (shape, have, left) = tensors
@@ -227,18 +229,22 @@ def _work(problem: Attended, division: Division) -> Work:
         wire += moved * reshard_cost(shape, size, have, left.complete(), mesh)
         for which, (shape, have, take) in enumerate(tensors[:3]):
             summands = take.add_partial(summed(problem, division, shape, which == 2))
-            wire += reshard_cost(shape, size, summands, have, mesh)
+            each = wide_size if summands.partial else size
+            wire += reshard_cost(shape, each, summands, have, mesh)
     else:
-        wire += reshard_cost(shape, size, left, have, mesh)
+        wire += reshard_cost(shape, wide_size if left.partial else size, left, have, mesh)
     blocks = 1
     if division.ring:
         steps = schedule(problem.sight(division))
-        sent = sum(layouts[i].local(problem.shapes[i], mesh).volume for i in (1, 2)) * size
+        elements = sum(layouts[i].local(problem.shapes[i], mesh).volume for i in (1, 2))
 
         def hop(sent: float) -> float:
             return cost_of_sending("permute", sent, division.ring, mesh)
 
-        wire += steps.hops * hop(sent) * (2 if problem.gradient else 1)
+        sent = elements * size
+        wire += steps.hops * hop(sent)
+        if problem.gradient:
+            wire += steps.hops * hop(elements * wide_size)
         starts = bool(steps.ahead) + bool(steps.behind)  # first moves are those of all readers
         wire -= starts * (hop(sent) - hop(sent / problem.readers))
         blocks = sum(step.way != "none" for step in steps.steps)
@@ -275,6 +281,7 @@ def problem_of(case: Case, result: TensorLayout) -> Attended:
         (q.shape, k.shape, v.shape, out),
         (*case.operands[:3], result),  # type: ignore[arg-type]
         q.dtype.itemsize,
+        dtype_of_sums(q.dtype, case.options).itemsize,
         memory,
         features,
         case.mesh,

@@ -3,9 +3,9 @@
 Liu et al. (2023), "Ring attention with blockwise transformers for near-infinite context". Blocks
 move by `permute`, and the next block moves while the present one is computed on. In the forward
 pass, results are combined one by one, weighed by the log-sum-exp of their scores (an online
-softmax). In the backward pass, the gradients of a block travel with it, in the block's dtype. They
-start at its first stop, so they are home after as many moves as the block makes. Equal steps become
-a `scan`, so the program does not grow with the number of devices.
+softmax). In the backward pass, the gradients of a block travel with it, in the dtype in which
+partial sums are added up. They start at its first stop, so they are home after as many moves as the
+block makes. Equal steps become a `scan`, so the program does not grow with the number of devices.
 """
 
 from __future__ import annotations

@@ -6,9 +6,12 @@ Each way of splitting the dims (`divisions`) is a strategy. This file writes its
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
 
 from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.options import dtype_of_sums
 from meshdsl.lowering.partition.attention.divisions import (
     Attended,
     Division,
@@ -176,7 +179,9 @@ def _backward(case: Case, problem: Attended, division: Division) -> Strategy:
         if not division.ring:
             operands = for_parts(builder, operands, problem, division)
             return operands.attend(builder, "attention_gradient", left)
-        return _around(builder, operands, problem, division, [names[i] for i in targets], left)
+        sent = [dtype_of_sums(op.inputs[i].dtype, case.options) for i in targets]
+        around = dict(zip((names[i] for i in targets), sent, strict=True))
+        return _around(builder, operands, problem, division, around, left)
 
     used = frozenset(axis for axes in division.splits.values() for axis in axes)
     return Strategy((*layouts, out, sums, out), results, emit, fixed=used)
@@ -187,10 +192,14 @@ def _around(
     operands: Operands,
     problem: Attended,
     division: Division,
-    targets: Sequence[str],
+    targets: Mapping[str, np.dtype],
     left: Sequence[Result],
 ) -> list[Value]:
-    """Writes the ring of a gradient, and returns the gradients by `targets`."""
+    """Writes the ring of a gradient, and returns the gradients by `targets`.
+
+    Args:
+        targets: the operands, and the dtypes in which gradients of blocks travel.
+    """
     order = problem.order(division)
     if order is None:
         steps = schedule(problem.sight(division))
@@ -211,7 +220,7 @@ def _around(
 
     whole_shards = [(shape, wide, at) for shape, _, at in left]
     step = compute if order is None else order.backward(whole_shards, stay, travel)
-    sent = tuple(operands.values[targets[i]].dtype for i in travel)
+    sent = tuple(dtype for name, dtype in targets.items() if name in moving)
     computed = Ring(division.ring, steps, moving, step, added, sent).run(builder, operands)
     gradients = dict(zip((*stay, *travel), (*computed.stay, *computed.travel), strict=True))
     axes, results_in_order = division.splits[problem.memory], []

@@ -214,3 +214,74 @@ def test_gradients_of_attention_are_reduced_in_float32():
         ("bfloat16", 16),
         ("bfloat16", 16),
     ]
+
+
+def test_attention_to_parts_of_a_memory_is_rounded_once():
+    """Parts of the memory are weighed and added up in float32: no number is off by rounding."""
+    rng = np.random.default_rng(0)
+    shapes = [("length", 8, "kv", 8), ("memory", 64, "kv", 8), ("memory", 64, "out", 8)]
+    qkv = [row(rng.normal(size=(a, b)), "bfloat16", (m, n)) for m, a, n, b in shapes]
+    q, k, v = (np.asarray(each).astype(np.float64) for each in qkv)
+    weights = np.exp(q @ k.T / np.sqrt(8))
+    exact = weights @ v / weights.sum(1, keepdims=True)
+
+    def function(q, k, v):
+        return md.attention(q, k, v, over="memory")
+
+    def error(options):
+        found = md.jit(function, "m:4", "memory:m", "numpy", options=options)(*qkv)
+        return np.abs(np.asarray(found).astype(np.float64) - exact) / np.abs(exact)
+
+    half_a_unit = 2.0**-8 * 1.01
+    assert error(IN_FLOAT32).max() <= half_a_unit < error(None).max()
+    sent = sends(function, *qkv, options=IN_FLOAT32, mesh="m:4", layout="memory:m")
+    assert [dtype for dtype, _ in sent] == ["float32"] * 3
+
+
+def ring_of_gradients(v, factor, *dtypes, backend="numpy", options=None):
+    """Returns the gradient of the values of attention with equal weights, on a ring of devices."""
+    length, memory = len(factor), len(v)
+    q, k = np.zeros((length, 2)), np.zeros((memory, 2))
+
+    def function(q, k, v, factor):
+        def loss(v):
+            attended = md.attention(q, k, v, over="memory", length="length")
+            return md.sum(md.cast(attended * factor, "float32"))
+
+        return md.grad(loss)(v)
+
+    arrays = zip((q, k, v, factor), ("length", "memory", "memory", "length"), strict=True)
+    inputs = [row(a, dtypes[0], (n, "kv")) for a, n in arrays]
+    layout = "length:m; memory:m"
+    run = md.jit(function, "m:4", layout, backend, options=options)
+    return np.asarray(run(*inputs)), run.lower(*inputs)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_in_a_ring_whose_parts_are_too_large_are_those_of_one_device(backend):
+    factor = np.repeat([6e4, 6e4, -6e4, -6e4], 4)[:, None] * np.ones((1, 2))
+    options = Options(context="ring")
+    found, _ = ring_of_gradients(
+        np.ones((4, 2)), factor, "float16", backend=backend, options=options
+    )
+    np.testing.assert_array_equal(found, np.zeros((4, 2)))
+
+
+def test_gradients_in_a_ring_are_rounded_once():
+    factor = np.random.default_rng(0).uniform(0.5, 1, (64, 16)).astype(ml_dtypes.bfloat16)
+    exact = factor.astype(np.float64).sum(0) / 4 * np.ones((4, 1))
+
+    def error(reduce_dtype):
+        options = Options(context="ring", reduce_dtype=reduce_dtype)
+        found, program = ring_of_gradients(np.ones((4, 16)), factor, "bfloat16", options=options)
+        travels = {
+            v.dtype.name
+            for instruction, _ in program.block.walk()
+            if instruction.op == "permute"
+            for v in instruction.inputs
+        }
+        return np.abs(found.astype(np.float64) / exact - 1).max(), travels
+
+    (once, wide), (more, narrow) = error("float32"), error("auto")
+    assert once <= 2.0**-8 < more
+    assert wide == {"bfloat16", "float32"} and narrow == {"bfloat16"}
