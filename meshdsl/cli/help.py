@@ -106,6 +106,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "restart_window",
         "elastic_axis",
         "shrink_after",
+        "compile_ahead",
         "spare",
     ),
     "faults": ("replica_check_every", "straggler_factor", "straggler_steps", "step_timeout"),
@@ -206,7 +207,8 @@ HELP: Mapping[str, Help] = {
         },
     ),
     "launch": Help(
-        "processes max_restarts restart_window first_process elastic_axis shrink_after spare",
+        "processes max_restarts restart_window first_process elastic_axis shrink_after "
+        "compile_ahead spare",
         examples={
             "Train in two processes, and go on when one of them dies:": "--processes=2 -- train "
             '--mesh_shape="data:2" --layout="batch:data" --host_devices=1 --workdir=runs/long '

@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 import socket
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -119,6 +119,7 @@ def main(values: flags.FlagValues, problems: Problems, words: Sequence[str] = ()
                 values.spare,
                 warm,
                 devices_here(virtual if isinstance(virtual, int) else None, environment),
+                values.compile_ahead and _on_cpus(trains, environment),
             )
             return HostSupervisor(host, times).run()
         return Supervisor(Launch(crew, workdir, *times, _report, copies)).run()
@@ -186,6 +187,11 @@ def _keeping_compiled(workdir: Path) -> dict[str, str]:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
     return {**ours, **os.environ}
+
+
+def _on_cpus(trains: flags.FlagValues, environment: Mapping[str, str]) -> bool:
+    """Whether processes use CPUs alone: other processes may then use the same devices."""
+    return isinstance(trains.host_devices, int) or environment.get("JAX_PLATFORMS") == "cpu"
 
 
 def _check_own(values: flags.FlagValues, problems: Problems) -> None:

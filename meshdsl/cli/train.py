@@ -31,10 +31,12 @@ from meshdsl.training.data.corpus import has_chats
 from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.files import find
 from meshdsl.training.launching.elastic import MICROBATCHES
+from meshdsl.training.launching.rehearsing import give_way, rehearses
 from meshdsl.training.planned import keep, kept
 from meshdsl.training.processes.code_version import told
 from meshdsl.training.processes.joining import (
     AUTOMATIC,
+    apart,
     check_agreement,
     check_devices,
     joined,
@@ -58,6 +60,8 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
         ValueError: the user's mistakes, as many as possible in one error.
     """
     jobs.use_host_devices(values.host_devices if isinstance(values.host_devices, int) else None)
+    if rehearses():
+        give_way()
     with _processes(values, problems):
         return _run(values, problems)
 
@@ -81,7 +85,7 @@ def _run(values: flags.FlagValues, problems: Problems) -> int:
         )
         job, corpus, splits = _read(values, problems)
     check_agreement(lambda: _facts(values, corpus))
-    first = load_backend(job.backend).runtime.process_index() == 0
+    first = load_backend(job.backend).runtime.process_index() == 0 and not rehearses()
     if first:
         from meshdsl.reports.explain.decisions import in_words
 
@@ -242,6 +246,9 @@ def _processes(values: flags.FlagValues, problems: Problems) -> AbstractContextM
     if values.backend == "tf":
         problems.add("--coordinator: --backend=tf takes its processes from TF_CONFIG")
     problems.check()
+    if rehearses():
+        numbers = values.num_processes, values.process_id
+        return apart(values.coordinator, *numbers, values.join_timeout)
     return joined(
         values.coordinator,
         values.num_processes,

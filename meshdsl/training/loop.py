@@ -43,6 +43,7 @@ from meshdsl.training.health.settings import Health
 from meshdsl.training.health.stragglers import ALONE, StragglerWatch
 from meshdsl.training.initial_state import Beginning, GivenWeights, checked_weights, first_of
 from meshdsl.training.launching.job_time import job_time
+from meshdsl.training.launching.rehearsing import record, rehearses
 from meshdsl.training.nonfinite import FiniteCheck, RecentBatches, gradient_paths
 from meshdsl.training.planned import keep, kept
 from meshdsl.training.processes.watching import report
@@ -160,7 +161,8 @@ def train(
     place, asked = _completed(place, recipe, feed, workdir, reporting.quiet)
     with shares.spent("compiling"), doing("planning the step", reporting.quiet):
         programs = Programs(recipe, place.on_its_devices(), steps_per_call, feed.specs(), specs)
-    if asked is not None and programs.step.runtime.process_index() == 0:
+    first = programs.step.runtime.process_index() == 0
+    if asked is not None and first and not rehearses():
         if not reporting.quiet:
             tell(f"layout {place.layout} on mesh {place.mesh}")
         if workdir is not None:
@@ -231,6 +233,8 @@ class _Prepared:
 
     def run(self) -> TrainResult:
         """Takes the steps; raises as `train`."""
+        if rehearses():
+            return self._rehearsed()
         weights = self._weights()
         with ExitStack() as stack:
             signals = stack.enter_context(ExitStack())  # they are listened to until all is saved
@@ -263,6 +267,16 @@ class _Prepared:
         if run.interrupted:
             self.stopping.check(run.done, self.steps)
         return TrainResult(run.state, run.losses, run.history, run.done)
+
+    def _rehearsed(self) -> TrainResult:
+        """Compiles the programs, and takes no step."""
+        self.feed.close()
+        for which in (self.feed.full, *self.held_out):
+            self.programs.compiled(which)
+        runtime = self.programs.step.runtime
+        if runtime.process_index() == 0 and self.workdir is not None:
+            record(self.workdir, runtime.process_count())
+        return TrainResult(self.programs.state, [], [], 0)
 
     @property
     def recipe(self) -> Recipe:

@@ -122,6 +122,7 @@ PROMISED = {
     "restart_window": 3600,
     "elastic_axis": None,
     "shrink_after": 10.0,
+    "compile_ahead": True,
     "spare": False,
     "html": None,
     "compare_layout": None,

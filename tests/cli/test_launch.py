@@ -16,6 +16,8 @@ import pytest
 from meshdsl.cli.launch import _keeping_compiled, _without
 from meshdsl.cli.main import run
 from meshdsl.training.checkpointing.workdir import locked
+from meshdsl.training.launching.events import NAME
+from meshdsl.training.launching.rehearsing import REHEARSAL
 
 SMALL = (
     "--model=gpt_mini",
@@ -259,7 +261,7 @@ def test_fewer_hosts_go_on_with_the_same_batches_and_grow_again(copies, text, tm
     """Losses are those of a run that nothing happened to, within rounding."""
     work, steps = tmp_path / "work", 800
     when = (f"--steps={steps}", "--checkpoint_every=10")
-    host = hosts_that_can_be_lost(text, tmp_path, when, "1s", copies)
+    host = hosts_that_can_be_lost(text, tmp_path, when, "10s", copies)
     hosts = [host(number) for number in range(3)]
     wait_for(lambda: max(losses(work), default=0) > 15, hosts[0])
     hosts[2].kill()
@@ -274,8 +276,41 @@ def test_fewer_hosts_go_on_with_the_same_batches_and_grow_again(copies, text, tm
     assert [*found] == [*range(1, steps + 1)]
     np.testing.assert_allclose([*found.values()], [*expected.values()], rtol=2e-5)
     record = [json.loads(line) for line in (work / "launch.jsonl").read_text().splitlines()]
-    kinds = [one["event"] for one in record if one["event"] != "stepped"]
+    kinds = [e for e in (one["event"] for one in record) if e not in ("stepped", "compiled_ahead")]
     assert kinds == ["started", "failed", "started", "renewed", "started", "ended"]
+
+
+@pytest.mark.slow
+def test_a_start_finds_the_programs_that_were_compiled_ahead(text, tmp_path):
+    """For two processes, which nothing but the rehearsal has compiled."""
+    with socket.create_server(("localhost", 0)) as listener:
+        where = f"--coordinator=localhost:{listener.getsockname()[1]}"
+    work = tmp_path / "work"
+    words = [*SMALL, f"--data={text}", f"--workdir={work}", "--mesh_shape=data:2", "--steps=1000"]
+    words += ["--checkpoint_every=1000", where, "--num_processes=2"]
+    # Its low priority would have this test wait for all others.
+    start = "import meshdsl.cli.train as t; t.give_way = lambda: None; "
+    start += "from meshdsl.cli.main import console; raise SystemExit(console())"
+    variables = {**_keeping_compiled(work), "JAX_PLATFORMS": "cpu", REHEARSAL: "1"}
+    variables.pop("XLA_FLAGS", None)
+    lines = [[sys.executable, "-c", start, "train", *words, f"--process_id={n}"] for n in (0, 1)]
+    both = [subprocess.Popen(line, env=variables, stdout=subprocess.DEVNULL) for line in lines]
+    assert [one.wait(300) for one in both] == [75, 75]
+    assert {file.name for file in work.iterdir()} == {"compiled", NAME}
+
+    def programs():
+        files = [file for file in work.glob("compiled/process.*/*") if not file.suffix]
+        return {file: file.stat().st_mtime_ns for file in files}
+
+    ahead = programs()
+    assert {file.parent.name for file in ahead} == {"process.0", "process.1"}
+    one = started(2, text, work, "--checkpoint_every=1000", "--steps=1000")
+    wait_for(lambda: len(losses(work)) > 2, one)
+    one.send_signal(signal.SIGTERM)
+    one.communicate(timeout=300)
+    used = {file: used for file, used in programs().items() if used > ahead.get(file, 0)}
+    assert {*ahead} <= {*used}
+    assert len(used) - len(ahead) <= 2  # that of the first state, in each process
 
 
 @pytest.mark.slow

@@ -122,6 +122,12 @@ FLAGS: dict[str, Flag] = {
         duration,
         "How long `launch` waits for a lost host before it goes on with fewer.",
     ),
+    "compile_ahead": (
+        "true",
+        truth,
+        "On CPUs, compile at the lowest priority what fewer hosts would need, while all of them "
+        "train.",
+    ),
     "spare": ("false", truth, "This host takes the place of one that is lost."),
     **_made("policy", "precision", "seed"),
     "data": (

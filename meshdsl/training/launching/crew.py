@@ -86,6 +86,9 @@ class Crew(Protocol):
     def grows(self) -> bool:
         """Whether the next start would have more processes than the last one."""
 
+    def rehearse(self) -> None:
+        """Has programs compiled that the next start may need, while the processes take steps."""
+
     def copies(self) -> list[list[dict[str, Any]]]:
         """Returns what each of the other hosts says of its copies; see `copies.together`."""
 
@@ -134,6 +137,9 @@ class OneHost:
 
     def grows(self) -> bool:
         return False
+
+    def rehearse(self) -> None:
+        """The next start has the same programs."""
 
     def copies(self) -> list[list[dict[str, Any]]]:
         return []

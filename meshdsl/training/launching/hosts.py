@@ -31,10 +31,12 @@ from typing import Any
 
 from meshdsl.training.exit_codes import DONE, FAILED, NOTICE, UNFINISHED
 from meshdsl.training.launching.children import Child, how_ended
-from meshdsl.training.launching.crew import Job, Missing, meeting_flags
+from meshdsl.training.launching.crew import Job, Missing, free_port, meeting_flags
+from meshdsl.training.launching.job_time import START
 from meshdsl.training.launching.leading import Listed, Superseded, end, lead, leader, names_of
 from meshdsl.training.launching.lines import Line
-from meshdsl.training.launching.terms import Host, misfit, other_code, other_devices
+from meshdsl.training.launching.rehearsing import REHEARSAL
+from meshdsl.training.launching.terms import Host, misfit, other_code, other_devices, rehearsing
 from meshdsl.training.processes.meeting import address_of, listed, listening
 
 _REPORT_AFTER = 5.0  # seconds of waiting before the first report
@@ -161,6 +163,9 @@ class Hosts:
         self._members: list[_Member] = []
         self._changed = threading.Condition()
         self._reported: set[str] = set()
+        self._rehearsals: list[Child] = []
+        self._ahead = 0  # for how many processes these compile
+        self._compiled: set[int] = set()  # for how many processes there are programs, or soon
         self._devices: set[int | None] = set()  # how many the processes of other hosts have had
         port = address_of(terms.coordinator)[1]
         if not starts:  # where its first processes meet
@@ -267,6 +272,8 @@ class Hosts:
 
     def _take(self, places: Sequence[tuple[_Member | None, int]]) -> list[Child | RemoteProcess]:
         """Returns processes in some places, numbered anew."""
+        self._end_rehearsals()
+        self._compiled.add(len(places))
         self._meeting = self._terms.meeting
         self._last_places, self._has_begun = [*map(_named, places)], True
         self._tell_hosts()
@@ -308,6 +315,42 @@ class Hosts:
             # Else all would stand still while a host imports what its process needs.
             ready = all(member is None or member.ready for member, _ in taken)
             return ready and len(taken) > len(self._last_places)
+
+    def rehearse(self) -> None:
+        """Has programs compiled for as many processes as are left when the largest host is lost."""
+        elastic = self._terms.elastic
+        if elastic is None or not self._host.rehearses:
+            return
+        owners = [own_id for own_id, _ in self._last_places]
+        left = len(owners) - max(map(owners.count, owners))
+        count = next((count for count in self._counts if count <= left), 0)
+        if not count or count in self._compiled:
+            return
+        self._ahead = count
+        self._compiled.add(count)
+        self._report(
+            f"compiling ahead for {count} processes, on the mesh {elastic.mesh_of(count)}, at the "
+            "lowest priority; --nocompile_ahead leaves that out"
+        )
+        where = f"{self._terms.coordinator.rpartition(':')[0]}:{free_port()}"
+        # By the number of the start at hand they come of its template, and wait for no other one.
+        variables = {**elastic.variables, REHEARSAL: "1", START: str(self._starts)}
+        with self._changed:
+            members = {member.own_id: member for member in self._members}
+        for number, own_id in enumerate(owners[:count]):
+            flags = [*meeting_flags(number, count, where), *elastic.flags(count)]
+            if own_id in members:
+                members[own_id].line.send(rehearse=number, flags=flags, variables=variables)
+            elif not own_id:
+                self._rehearsals.append(rehearsing(self._host, number, flags, variables))
+
+    def _end_rehearsals(self) -> None:
+        ended = [child.code for child in self._rehearsals]
+        for child in self._rehearsals:
+            child.kill()
+        if any(code != UNFINISHED for code in ended):
+            self._compiled.discard(self._ahead)
+        self._rehearsals = []
 
     def begin(
         self,
@@ -367,6 +410,7 @@ class Hosts:
         )
 
     def close(self, code: int, goes_on: bool = False) -> None:
+        self._end_rehearsals()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

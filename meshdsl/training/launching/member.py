@@ -36,7 +36,7 @@ from meshdsl.training.launching.leading import (
 )
 from meshdsl.training.launching.lines import Line
 from meshdsl.training.launching.signals import handled
-from meshdsl.training.launching.terms import Host
+from meshdsl.training.launching.terms import Host, rehearsing
 from meshdsl.training.launching.warm import PATIENCE
 from meshdsl.training.processes.joining import names_here
 from meshdsl.training.processes.meeting import address_of
@@ -75,6 +75,7 @@ class Member:
     _answered: bool = False
     _left: bool = False  # whether the first supervisor has left the job, which goes on
     _said: str = ""  # what the workdir said of who leads when it was read last
+    _rehearsal: Child | None = None  # what compiles programs ahead
     _first: str = ""  # where the one that it is or was connected to is
     # Until when places are passed over where something takes connections, and does not answer.
     _silent: dict[str, float] = field(default_factory=dict)
@@ -107,6 +108,7 @@ class Member:
                     welcome, code = self._serve(self._line, since + patience)
                 finally:
                     self._line.close()
+                    self._end_rehearsal()
                     for child in [*self.children.values()]:
                         child.kill()
                 if code is not None:
@@ -268,6 +270,8 @@ class Member:
                 self._left = True
             elif "start" in message:
                 self._start(line, message)
+            elif "rehearse" in message:
+                self._rehearse(message)
             elif message.get("of") == self._start_number:
                 if "signal" in message:
                     self.children[message["process"]].send(message["signal"])
@@ -285,6 +289,7 @@ class Member:
     def _start(self, line: Line, message: Mapping[str, Any]) -> None:
         """Starts a process; those of an earlier start end before."""
         if message["of"] != self._start_number:
+            self._end_rehearsal()
             for child in [*self.children.values()]:
                 child.kill()
             self.children, self._start_number = {}, message["of"]
@@ -309,6 +314,19 @@ class Member:
         except OSError as error:
             lines = [f"it cannot be started on this host: {error.strerror}"]
             tell(FAILED, lines)
+
+    def _rehearse(self, message: Mapping[str, Any]) -> None:
+        """Starts a process that compiles programs ahead."""
+        if self.host.rehearses:
+            self._end_rehearsal()
+            self._rehearsal = rehearsing(
+                self.host, message["rehearse"], message["flags"], message["variables"]
+            )
+
+    def _end_rehearsal(self) -> None:
+        if self._rehearsal is not None:
+            self._rehearsal.kill()
+        self._rehearsal = None
 
     def _report_once(self, text: str) -> None:
         if text not in self._reported:

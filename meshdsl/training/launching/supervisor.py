@@ -85,6 +85,7 @@ class Supervisor:
     _leaving: int | None = None  # the signal that ends this host's part of it
     _needed: str = ""  # why the job ends with this host
     _renewing: bool = False
+    _rehearsed: int = 0  # the start for which programs were compiled ahead
     _left: bool = False
     _last_signal: int | None = None  # the last signal that was passed on
     _wakes: threading.Event = field(default_factory=threading.Event)
@@ -244,6 +245,7 @@ class Supervisor:
                 process = exits.get(timeout=_POLL)
             except queue.Empty:
                 self._grow()
+                self._rehearse()
                 continue
             assert process.code is not None
             if not self._is_final(process.code):
@@ -259,6 +261,14 @@ class Supervisor:
         if first_step(self.launch.workdir / NAME, self.start) is not None:
             self.launch.report(_GROWS)
             self.renew()
+
+    def _rehearse(self) -> None:
+        """Has programs compiled ahead, once the processes of a start have taken a step."""
+        if self._rehearsed == self.start or self._renewing or self._signal is not None:
+            return
+        if first_step(self.launch.workdir / NAME, self.start) is not None:
+            self._rehearsed = self.start
+            self.launch.crew.rehearse()
 
     def _is_final(self, code: int) -> bool:
         """Whether a start that ended with this code is the last one."""

@@ -50,6 +50,7 @@ _NEVER = 7 * 24 * 3600
 _GRACE = 8.0  # seconds in which processes may end by themselves, with reasons of their own
 _PARTING = 60.0  # seconds for which a process waits for the others at the end
 _JOINED: list[tuple[JobProcesses, Watch]] = []
+_APART: list[bool] = []  # not empty: this process has left the others, and speaks for all
 _ROW = 1024  # bytes of a text that all processes gather at once, with its size
 _SIZE = 8  # bytes of a size
 # How messages of JAX's runtime begin.
@@ -225,6 +226,23 @@ def joined(
     _part(_PARTING)
 
 
+@contextmanager
+def apart(coordinator: str, processes: int, index: int, join_timeout: float) -> Iterator[None]:
+    """Runs its block with the devices of a job, but without its other processes.
+
+    All of them join, so that JAX knows the devices, and leave each other. Each can then compile for
+    these devices, however long others take, and cannot run what others take part in.
+
+    Arguments and errors are those of `join`.
+    """
+    join(coordinator, processes, index, join_timeout)
+    jax.devices()
+    _part(_PARTING)
+    _JOINED.clear()
+    _APART.append(True)
+    yield
+
+
 def tell_failure(reason: str) -> None:
     """Tells the other processes of the job why this one is about to end, if there are any."""
     for job, _ in _JOINED:
@@ -292,7 +310,7 @@ def everywhere(true: bool) -> bool:
 
 def gathered(text: str) -> list[str]:
     """Returns the texts of all processes, in their order; all of them must call this."""
-    if jax.process_count() == 1:
+    if jax.process_count() == 1 or _APART:
         return [text]
     data = text.encode()
     rows = _rows(len(data).to_bytes(_SIZE, "big") + data[: _ROW - _SIZE], _ROW)

@@ -19,7 +19,7 @@ def leader(tmp_path, monkeypatch):
     monkeypatch.setattr(hosts, "time", SimpleNamespace(monotonic=lambda: now[0]))
     now, made = [1000.0], []
 
-    def make(shrink_after, port=None, **given):
+    def make(shrink_after, port=None, rehearses=False, **given):
         agreed = terms.Terms(
             f"localhost:{port or free_port()}",
             3,
@@ -29,7 +29,8 @@ def leader(tmp_path, monkeypatch):
         )
         said = []
         rest = range(1), None, {}, tmp_path, (60.0, 60.0), said.append
-        made.append(hosts.Hosts(terms.Host(agreed, *rest, shrink_after), **given))
+        host = terms.Host(agreed, *rest, shrink_after, rehearses=rehearses)
+        made.append(hosts.Hosts(host, **given))
         return made[-1], said, now
 
     yield make
@@ -139,6 +140,37 @@ def test_a_host_that_comes_back_without_some_of_its_devices_is_refused(leader):
     assert crew._unfit(hello, new).startswith("each process on host2 has 7 devices, those of")
     assert crew._unfit({**hello, "devices": 1}, new) == ""
     assert crew._unfit({**hello, "devices": None}, new) == ""
+
+
+def test_programs_are_compiled_ahead_for_one_host_fewer(leader, monkeypatch):
+    """By a process on each host that such a start has, once; again if it could not finish."""
+    begun, sent = [], []
+    monkeypatch.setattr(hosts, "rehearsing", lambda _, *given: begun.append(given) or child)
+    child = SimpleNamespace(code=None, kill=lambda: None)
+    crew, said, _ = leader(shrink_after=0.0, rehearses=True)
+    took(crew, 1, 2)
+    for member in crew._members:
+        member.line.send = lambda **message: sent.append(message)
+    crew.rehearse()
+    crew.rehearse()
+    ((number, flags, variables),) = begun
+    (message,) = sent
+    assert (number, message["rehearse"]) == (0, 1)
+    assert flags[1:2] + flags[3:] == [
+        "--num_processes=2",
+        "--mesh_shape=data:4",
+        "--microbatches=2",
+    ]
+    assert message["flags"][1:] == flags[1:] and message["variables"] == variables
+    assert said == [
+        "compiling ahead for 2 processes, on the mesh data:4, at the lowest priority; "
+        "--nocompile_ahead leaves that out"
+    ]
+    for code, count in ((None, 2), (75, 2)):
+        child.code = code
+        crew.assemble(SimpleNamespace(ending=False))
+        crew.rehearse()
+        assert len(begun) == count
 
 
 def test_a_first_supervisor_leaves_if_the_others_can_go_on(leader):
