@@ -329,8 +329,8 @@ class Hosts:
         self._ahead = count
         self._compiled.add(count)
         self._report(
-            f"compiling ahead for {count} processes, on the mesh {elastic.mesh_of(count)}, at the "
-            "lowest priority; --nocompile_ahead leaves that out"
+            f"compiling ahead for {count} process{'es' * (count > 1)}, on the mesh "
+            f"{elastic.mesh_of(count)}, at the lowest priority; --nocompile_ahead leaves that out"
         )
         where = f"{self._terms.coordinator.rpartition(':')[0]}:{free_port()}"
         # By the number of the start at hand they come of its template, and wait for no other one.
