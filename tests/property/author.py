@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import meshdsl as md
+from meshdsl.tensors.dtypes import accumulator, as_dtype
 from meshdsl.tensors.tensor import Tensor
 
 VOLUME = 768  # elements of the largest tensor
@@ -20,6 +21,7 @@ class Author:
     """Draws operations on the tensors that it keeps.
 
     Attributes:
+        dtype: that of all floating-point tensors.
         live: floating-point tensors with bounds on their magnitudes.
         integers, masks: the other tensors.
         unused: those of `live` that nothing has read.
@@ -31,11 +33,13 @@ class Author:
         sizes: dict[str, int],
         differentiable: bool,
         depth: int = 0,
+        dtype: str = "float64",
     ) -> None:
         self.rng = rng
         self.sizes = sizes
         self.differentiable = differentiable
         self.depth = depth
+        self.dtype = as_dtype(dtype)
         self.bounds: dict[Tensor, float] = {}
         self.live: list[Tensor] = []
         self.integers: list[Tensor] = []
@@ -45,7 +49,7 @@ class Author:
 
     def keep(self, tensor: Tensor, bound: float = 1.0) -> Tensor:
         """Adds a tensor, squashed if it may be large."""
-        if tensor.dtype == np.float64:
+        if tensor.dtype == self.dtype:
             if bound > BOUND:
                 if self.rng.random() < 0.5:
                     tensor, bound = tensor * (1 / bound), 1.0
@@ -67,7 +71,7 @@ class Author:
 
     def loss(self) -> Tensor:
         """Returns a smooth function of everything that nothing else has read."""
-        total = md.zeros([], "float64")
+        total = md.zeros([], self.dtype)
         for tensor in self.unused or self.live[-1:]:
             each = md.square(tensor) if self.rng.random() < 0.5 else md.sin(tensor + 0.3)
             part = md.mean(each) if self.rng.random() < 0.5 else 0.01 * md.sum(each)
@@ -126,12 +130,18 @@ class Author:
     def spread(self, x: Tensor, over: Sequence[str]) -> Tensor:
         """Returns x with a different amount added along each of some dims: no ties."""
         for name in over:
-            x = x + self.amount(0.5) * md.sin(md.arange(x.shape.get(name), "float64") * 1.7 + 0.2)
+            x = x + self.amount(0.5) * self.wave(x.shape.get(name), 0.2, 1.7)
         return x
+
+    def wave(self, dim: md.Dimension, start: float, rate: float | None = None) -> Tensor:
+        """Returns a sine along a dim; for half precision it is computed in float32."""
+        ramp = md.arange(dim, accumulator(self.dtype))
+        ramp = ramp if rate is None else ramp * rate
+        return md.cast(md.sin(ramp + start), self.dtype)
 
     def inside(self) -> Author:
         """Returns the author of a body."""
-        inner = Author(self.rng, self.sizes, self.differentiable, self.depth + 1)
+        inner = Author(self.rng, self.sizes, self.differentiable, self.depth + 1, self.dtype)
         inner.numbers = self.numbers
         return inner
 

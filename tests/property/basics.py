@@ -101,9 +101,9 @@ def choose(author: Author) -> None:
 def convert(author: Author) -> None:
     kind = author.one(["mask", "integer", "round"])
     if kind == "mask" and author.masks:
-        author.keep(md.cast(author.one(author.masks), author.one(["float64", "int32"])), 1.0)
+        author.keep(md.cast(author.one(author.masks), author.one([author.dtype, "int32"])), 1.0)
     elif kind == "integer" and author.integers:
-        author.keep(md.sin(md.cast(author.one(author.integers), "float64")), 1.0)
+        author.keep(md.sin(md.cast(author.one(author.integers), author.dtype)), 1.0)
     elif kind == "round":
         x = md.tanh(author.operand())
         author.keep(md.cast(md.floor(4.0 * x + author.amount()), "int32"), 6.0)
@@ -278,9 +278,9 @@ def create(author: Author) -> None:
     if kind == "arange":
         author.keep(md.arange(dim), float(dim.size))
     elif kind == "ramp":
-        author.keep(md.sin(md.arange(dim, "float64") + author.amount()))
+        author.keep(author.wave(dim, author.amount()))
     else:
-        author.keep(md.full([dim], author.amount(), "float64"))
+        author.keep(md.full([dim], author.amount(), author.dtype))
 
 
 def take(author: Author) -> None:
@@ -323,7 +323,9 @@ def one_hot(author: Author) -> None:
         return
     indices, dim = author.one(author.integers), author.dim()
     if indices.shape.find(dim.name) is None and indices.shape.volume * dim.size <= VOLUME:
-        author.keep(md.one_hot(indices, dim, author.one(["float64", "float64", "int32", "bool"])))
+        author.keep(
+            md.one_hot(indices, dim, author.one([author.dtype, author.dtype, "int32", "bool"]))
+        )
 
 
 def draw(author: Author) -> None:
@@ -332,17 +334,17 @@ def draw(author: Author) -> None:
     kinds = "uniform normal bernoulli split names fold whole permutation order"
     kind = author.one(kinds.split())
     if kind == "uniform":
-        author.keep(md.random.uniform(key, dims, "float64"))
+        author.keep(md.random.uniform(key, dims, author.dtype))
     elif kind == "normal":
-        author.keep(md.random.normal(key, dims, "float64"), 6.0)
+        author.keep(md.random.normal(key, dims, author.dtype), 6.0)
     elif kind == "bernoulli":
         author.keep(md.random.bernoulli(key, 0.6, dims))
     elif kind == "names":
         both = md.random.split(key, ["one", "other"])
-        author.keep(md.random.gumbel(both["other"], dims, "float64"), 30.0)
+        author.keep(md.random.gumbel(both["other"], dims, author.dtype), 30.0)
     elif kind == "fold":
         key = md.random.fold_in(key, md.full([], 7, "int32"))
-        author.keep(md.random.exponential(key, dims, "float64"), 30.0)
+        author.keep(md.random.exponential(key, dims, author.dtype), 30.0)
     elif kind == "whole":
         author.keep(md.random.randint(key, -1, 6, dims), 6.0)
     elif kind == "permutation":
@@ -353,7 +355,7 @@ def draw(author: Author) -> None:
             over = author.one(logits.shape.names)
             author.keep(md.random.categorical(key, logits, over), 12.0)
     else:
-        author.keep(md.random.uniform(md.random.split(key, 3)[2], dims, "float64"))
+        author.keep(md.random.uniform(md.random.split(key, 3)[2], dims, author.dtype))
 
 
 OPERATIONS = {

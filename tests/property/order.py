@@ -162,13 +162,13 @@ def scatter(author: Author) -> None:
     wanted = [d for d in rest if indices.shape.find(d.name) is None]
     updates: Tensor | float = author.amount()
     if author.rng.random() < 0.7:
-        updates = md.sin(md.cast(indices, "float64") + 0.3)
+        updates = md.sin(md.cast(indices, author.dtype) + 0.3)
         for d in wanted:
-            updates = meet(md.add, updates, md.cos(md.arange(d, "float64") * 0.7))
+            updates = meet(md.add, updates, md.cos(md.arange(d, author.dtype) * 0.7))
     if author.rng.random() < 0.25:  # each place has one update, or it is outside
         new = md.Dimension(author.resized("update"), int(author.rng.integers(1, 6)))
         ways = md.arange(new) * int(author.rng.integers(1, 3)) + int(author.rng.integers(-2, 3))
-        put = md.cos(md.cast(ways, "float64"))
+        put = md.cos(md.cast(ways, author.dtype))
         author.keep(md.scatter(x, ways, put, dim, unique=True), author.bounds[x] + 1)
         return
     mode = author.one(["set", "add", "max", "min"])

@@ -19,6 +19,7 @@ from meshdsl.lowering.backends.tf import arguments as tf_arguments
 from meshdsl.lowering.communication.exchange import bounds
 from meshdsl.lowering.program import Block, Value
 from meshdsl.tensors.cuts import Cuts, pad
+from meshdsl.tensors.dtypes import is_differentiable
 
 # What these put into pads counts: it is how pads are masked and windows filled, and what has been
 # masked is moved within a rule. Pads that they only pass on are poisoned already.
@@ -43,7 +44,7 @@ def poisoned() -> Iterator[None]:
                 results = (results,)
             for value, array in zip(instruction.outputs, results, strict=True):
                 kept = instruction.op in _MASKS or (
-                    array.dtype.kind not in "fc" and instruction.op not in _MOVES
+                    not is_differentiable(array.dtype) and instruction.op not in _MOVES
                 )
                 held[value] = array if kept else _poison(self, value, array)
         return [held[v] for v in block.outputs]
@@ -68,7 +69,7 @@ def pad_with_poison(xp: Any, array: Any, cuts: Cuts) -> Any:
 
 
 def _poison_of(dtype: Any) -> float:
-    return np.nan if np.dtype(dtype).kind in "fc" else 1
+    return np.nan if is_differentiable(np.dtype(dtype)) else 1
 
 
 def _poison(machine: Machine, value: Value, array: np.ndarray) -> np.ndarray:

@@ -26,6 +26,7 @@ from meshdsl.lowering.graphs.simplify import simplify
 from meshdsl.lowering.lower import tensors_of
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.pipelining.rewriting import pipelined
+from meshdsl.tensors.dtypes import as_dtype, is_float
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Graph
 from tests.property import training
@@ -52,15 +53,19 @@ class Case:
         return f"case {self.number}\nmesh   {self.mesh}\nlayout {self.layout}{ways}\n{self.graph}"
 
 
-def make_case(number: int) -> Case:
-    """Returns the case of a number; equal numbers give equal cases in every process."""
+def make_case(number: int, dtype: str = "float64") -> Case:
+    """Returns the case of a number; equal numbers give equal cases in every process.
+
+    Args:
+        dtype: that of the computation.
+    """
     rng = np.random.default_rng([number, 1])
     mesh = _mesh(rng)
     sizes = _sizes(rng, mesh)
     trains = bool(rng.random() < 0.35)
     differentiable = bool(rng.random() < 0.6) and not trains
     make = training.program if trains else _expression
-    function, inputs = make(number, rng, sizes, differentiable)
+    function, inputs = make(number, rng, sizes, differentiable, dtype)
     graph = md.jit(function).trace(inputs)
     rng = np.random.default_rng([number, 3])
     layout = _layout(rng, graph, mesh, storage=trains)
@@ -69,7 +74,7 @@ def make_case(number: int) -> Case:
     return Case(number, function, inputs, mesh, layout, options, graph, trains, differentiable)
 
 
-def make_pipeline(number: int) -> Case:
+def make_pipeline(number: int, dtype: str = "float64") -> Case:
     """Returns a step of training whose layers are a pipeline; equal numbers give equal cases."""
     for attempt in itertools.count():
         rng = np.random.default_rng([number, 4, attempt])
@@ -78,7 +83,7 @@ def make_pipeline(number: int) -> Case:
         if mesh.extent(axes) not in (2, 3, 4):
             continue
         function, inputs = training.program(
-            number * 1000 + attempt, rng, _sizes(rng, mesh), False, pipeline=True
+            number * 1000 + attempt, rng, _sizes(rng, mesh), False, dtype, pipeline=True
         )
         graph = md.jit(function).trace(inputs)
         rules = [Rule("", "layers", axes)]
@@ -91,18 +96,18 @@ def make_pipeline(number: int) -> Case:
 
 
 def _expression(
-    number: int, rng: np.random.Generator, sizes: dict[str, int], differentiable: bool
+    number: int, rng: np.random.Generator, sizes: dict[str, int], differentiable: bool, dtype: str
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Returns a program of any operations, with the gradient of all that is smooth in it."""
-    inputs = _inputs(rng, sizes)
+    inputs = _inputs(rng, sizes, dtype)
     steps = int(rng.integers(10, 16))
 
     def function(inputs: dict[str, Tensor]) -> Any:
         drawn = np.random.default_rng([number, 2])
-        trained = {name: t for name, t in inputs.items() if t.dtype == np.float64}
+        trained = {name: t for name, t in inputs.items() if is_float(t.dtype)}
 
         def loss(trained: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
-            author = Author(drawn, sizes, differentiable)
+            author = Author(drawn, sizes, differentiable, dtype=dtype)
             for name, tensor in {**inputs, **trained}.items():
                 author.keep(tensor, 40.0 if name == "indices" else 1.0)
             for _ in range(steps):
@@ -185,12 +190,14 @@ def _sizes(rng: np.random.Generator, mesh: md.Mesh) -> dict[str, int]:
     return found
 
 
-def _inputs(rng: np.random.Generator, sizes: dict[str, int]) -> dict[str, md.NamedArray]:
+def _inputs(
+    rng: np.random.Generator, sizes: dict[str, int], dtype: str
+) -> dict[str, md.NamedArray]:
     found = {}
     for name in ("p", "q", "r"):
         dims = some_dims(rng, sizes, low=1, high=3)
-        shape = [d.size for d in dims]
-        found[name] = md.named(rng.uniform(-1, 1, shape), dims)
+        values = rng.uniform(-1, 1, [d.size for d in dims])
+        found[name] = md.named(values.astype(as_dtype(dtype)), dims)
     dims = some_dims(rng, sizes, low=0, high=2)
     indices = rng.integers(-1, 8, [d.size for d in dims]).astype(np.int32)
     found["indices"] = md.named(indices, dims)

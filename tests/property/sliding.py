@@ -25,9 +25,9 @@ def conv(author: Author) -> None:
     dims = [*windows, *held, *free]
     if md.Shape(dims).volume > 64:
         return
-    filters: Tensor = md.zeros([], "float64") + 0.3
+    filters: Tensor = md.zeros([], author.dtype) + 0.3
     for number, dim in enumerate(dims, 1):
-        ramp = md.sin(md.arange(dim, "float64") * (0.9 + 0.1 * number) + number)
+        ramp = author.wave(dim, number, 0.9 + 0.1 * number)
         filters = meet(md.multiply, filters, ramp)
     filters = filters.transpose([dims[i] for i in author.rng.permutation(len(dims))])
     if author.rng.random() < 0.5:  # of what is trained, so that its gradient is asked for
@@ -97,7 +97,7 @@ def attention(author: Author) -> None:
     if author.rng.random() < 0.3:
         options["segments"] = md.arange(q.shape.get(length)) // 2
     if author.rng.random() < 0.3:
-        places = md.arange(k.shape.get(memory), "float64")
+        places = md.arange(k.shape.get(memory), author.dtype)
         options["bias"] = md.sin(places + author.amount()) * md.mean(author.operand())
     y = md.attention(q, k, v, over=memory, length=length, features=kv, **options)
     author.keep(y, 1.0)

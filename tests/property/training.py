@@ -15,6 +15,7 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl.optim import global_norm
+from meshdsl.tensors.dtypes import as_dtype
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.training.microbatches import accumulated
 from tests.property.author import VOLUME, Author, some_dims, together
@@ -40,16 +41,19 @@ def program(
     rng: np.random.Generator,
     sizes: dict[str, int],
     differentiable: bool,
+    dtype: str = "float64",
     pipeline: bool = False,
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Returns a function of `{"state": ..., "batch": ...}`, and what to give it.
 
     Args:
+        dtype: that of the computation. If it is of half precision, parameters mostly are float32.
         pipeline: whether it shall have what a pipeline needs: several layers and microbatches.
     """
     rows = md.Dimension("rows", int(rng.choice([2, 3, 4, 6, 8, 12])))
     layers = md.Dimension("layers", int(rng.integers(2 if pipeline else 1, 6 if pipeline else 5)))
-    state, batch = _state(rng, sizes, layers), _batch(rng, sizes, rows)
+    policy = _policy(rng, dtype)
+    state, batch = _state(rng, sizes, layers, policy.params), _batch(rng, sizes, rows, dtype)
     counts = [n for n in (1, 1, 2, 3, 4) if rows.size % n == 0 and (n > 1 or not pipeline)]
     microbatches = int(rng.choice(counts))
     clips, remat = bool(rng.random() < 0.3), str(rng.choice(["none", "full", "collectives"]))
@@ -60,7 +64,9 @@ def program(
         drawn = np.random.default_rng([number, 2])
 
         def loss(params: dict[str, Any], batch: dict[str, Tensor]) -> tuple[Tensor, dict]:
-            return _loss(Author(drawn, sizes, differentiable), params, batch, remat)
+            author = Author(drawn, sizes, differentiable, dtype=dtype)
+            value, metrics = _loss(author, policy.to_compute(params), batch, remat)
+            return md.cast(value, policy.output), metrics
 
         state, batch = inputs["state"], inputs["batch"]
         if microbatches > 1:
@@ -70,15 +76,26 @@ def program(
         (value, metrics), grads = differentiated(state["params"], batch)
         norm = global_norm(grads)
         if clips:
-            grads = jax.tree.map(lambda g: g / (1.0 + norm), grads)
+            grads = jax.tree.map(lambda g: g / (1.0 + md.cast(norm, g.dtype)), grads)
         return {"state": _updated(state, grads), "loss": value, "norm": norm, "metrics": metrics}
 
     return function, {"state": state, "batch": batch}
 
 
-def _state(rng: np.random.Generator, sizes: dict[str, int], layers: md.Dimension) -> dict[str, Any]:
+def _policy(rng: np.random.Generator, dtype: str) -> md.Policy:
+    """Returns a policy that computes in a dtype, of parameters in that or, mostly, in float32."""
+    if dtype == "float64":
+        return md.Policy(dtype, dtype, dtype)
+    apart = rng.spawn(1)[0]
+    params, output = (str(apart.choice(["float32", "float32", dtype])) for _ in range(2))
+    return md.Policy(params, dtype, output)
+
+
+def _state(
+    rng: np.random.Generator, sizes: dict[str, int], layers: md.Dimension, dtype: np.dtype
+) -> dict[str, Any]:
     def array(dims: list[md.Dimension]) -> md.NamedArray:
-        return md.named(rng.uniform(-1, 1, [d.size for d in dims]), dims)
+        return md.named(rng.uniform(-1, 1, [d.size for d in dims]).astype(dtype), dims)
 
     def dims() -> list[md.Dimension]:
         while True:
@@ -101,16 +118,19 @@ def _state(rng: np.random.Generator, sizes: dict[str, int], layers: md.Dimension
 
 
 def _batch(
-    rng: np.random.Generator, sizes: dict[str, int], rows: md.Dimension
+    rng: np.random.Generator, sizes: dict[str, int], rows: md.Dimension, dtype: str
 ) -> dict[str, md.NamedArray]:
+    def array(dims: list[md.Dimension]) -> md.NamedArray:
+        return md.named(rng.uniform(-1, 1, [d.size for d in dims]).astype(as_dtype(dtype)), dims)
+
     while True:
         x, target = ([rows, *some_dims(rng, sizes, low=0, high=1)] for _ in range(2))
         if max(md.Shape(x).volume, md.Shape(target).volume) <= 96:
             break
     tokens = rng.integers(-1, 8, [rows.size]).astype(np.int32)
     return {
-        "x": md.named(rng.uniform(-1, 1, [d.size for d in x]), x),
-        "target": md.named(rng.uniform(-1, 1, [d.size for d in target]), target),
+        "x": array(x),
+        "target": array(target),
         "tokens": md.named(tokens, [rows]),
     }
 
@@ -135,7 +155,7 @@ def _loss(
         for _ in range(author.rng.integers(0, 4)):
             step(inner)
         y = _product(author, inner.fit(inner.one(inner.live), x.shape), held["v"])
-        new = md.tanh(x + held["scale"] * inner.fit(y, x.shape) + _smooth(held))
+        new = md.tanh(x + held["scale"] * inner.fit(y, x.shape) + _smooth(held, author.dtype))
         return new, md.mean(new) if author.rng.random() < 0.5 else None
 
     run = block
@@ -147,13 +167,13 @@ def _loss(
         step(author)
     author.keep(_product(author, x, params["w_out"]))
     total = author.loss() + md.mean(md.square(batch["target"] - md.mean(x)))
-    total = total + _smooth({name: params[name] for name in ("w_in", "w_out")})
+    total = total + _smooth({name: params[name] for name in ("w_in", "w_out")}, author.dtype)
     return total, {"last": md.mean(x)} | ({} if means is None else {"blocks": md.mean(means)})
 
 
-def _smooth(params: dict[str, Tensor]) -> Tensor:
+def _smooth(params: dict[str, Tensor], dtype: np.dtype) -> Tensor:
     """Returns something by which every parameter reaches the loss, whatever else reads it."""
-    return sum((0.01 * md.mean(md.sin(p)) for p in params.values()), md.zeros([], "float64"))
+    return sum((0.01 * md.mean(md.sin(p)) for p in params.values()), md.zeros([], dtype))
 
 
 def _product(author: Author, x: Tensor, w: Tensor) -> Tensor:
@@ -169,8 +189,11 @@ def _product(author: Author, x: Tensor, w: Tensor) -> Tensor:
 
 def _updated(state: dict[str, Any], grads: Any) -> dict[str, Any]:
     """Returns the state after a step of gradient descent with momentum."""
-    moments = jax.tree.map(lambda m, g: 0.9 * m + g, state["optimizer"]["params"], grads)
-    rate = 0.1 / (1.0 + md.cast(state["step"], "float64"))
+    moments = jax.tree.map(
+        lambda m, g: 0.9 * m + md.cast(g, m.dtype), state["optimizer"]["params"], grads
+    )
+    dtype = state["params"]["w_in"].dtype
+    rate = 0.1 / (1.0 + md.cast(state["step"], dtype))
     params = jax.tree.map(
         lambda p, m: p - rate * (m / (1.0 + md.abs(m)) + 0.01 * p), state["params"], moments
     )
