@@ -18,7 +18,7 @@ from tests.docs.pages import PAGES, ROOT, blocks, name_of, prose
 
 # Flags of other programs that pages name.
 OTHERS = {
-    "pytest": "cases first_case jax_every optimize seed slow",
+    "pytest": "cases first_case jax_every optimize seed slow half_cases",
     "tests.benchmarks": "jobs keep kills offloaded others processor profile seconds small workers",
     "tests.benchmarks.figures": "run",
     "gcloud": "worker command",
@@ -105,7 +105,8 @@ def test_a_command_is_one_that_there_is(command, tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_the_flags_that_a_page_names_are_those_of_a_command(page):
     # `--bucket_bytes`, `--halves=batch`; names with a hyphen are never ours.
-    named = set(re.findall(r"(?<![\w-])--(?:no(?=overlap))?([a-z]\w+)(?![\w-])", prose(page)))
+    switched_off = r"(?:no(?=overlap|compile_ahead))?"
+    named = set(re.findall(rf"(?<![\w-])--{switched_off}([a-z]\w+)(?![\w-])", prose(page)))
     assert named - {*FLAGS} - FOREIGN <= {*ABOUT, "version"}
 
 

@@ -219,11 +219,10 @@ class Weights:
         if problems:
             rest = [f"... and {len(problems) - _MOST} more"] if len(problems) > _MOST else []
             first = f"weights {self.files.path} are of another model"
-            if not any(stored.dims for stored in tensors.values()) and tensors.keys().isdisjoint(
-                wanted
-            ):
-                rest.append(
-                    "none of the names are of meshdsl: if this is a folder of Hugging Face, it "
+            named_here = any(stored.dims for stored in tensors.values())
+            if not named_here and tensors.keys().isdisjoint(wanted):
+                first += (
+                    "; none of the names are of meshdsl: if this is a folder of Hugging Face, it "
                     "lacks its config.json; download that beside the weights"
                 )
             if not named and tensors and len(problems) == absent:

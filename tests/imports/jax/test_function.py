@@ -169,6 +169,17 @@ def test_a_primitive_without_translation_is_named_with_its_line():
     assert "md.local" in str(error.value)
 
 
+def test_a_print_of_jax_is_refused_with_what_prints_here():
+    def f(x):
+        jax.debug.print("{}", x)
+        return x
+
+    with pytest.raises(
+        ValueError, match=r"`debug_\w+` at .*; return what is printed, .* md\.print"
+    ):
+        md.from_jax(f, names={"x": "row"})(np.ones(3, np.float32))
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [

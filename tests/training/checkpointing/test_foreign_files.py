@@ -57,8 +57,11 @@ def test_a_folder_without_config_or_with_pickled_weights_is_told(tmp_path):
     like = spec_of(models.load(str(folder)).init)
     settings = (folder / "config.json").read_text()
     (folder / "config.json").unlink()
-    with pytest.raises(ValueError, match=r"folder of Hugging Face, it lacks its config\.json"):
+    with pytest.raises(
+        ValueError, match=r"folder of Hugging Face, it lacks its config\.json"
+    ) as no:
         load_weights(folder, like)
+    assert "config.json" in str(no.value).splitlines()[0]  # the names that differ come after it
     (folder / "config.json").write_text(settings)
     (folder / "model-1.safetensors").rename(folder / "pytorch_model.bin")
     assert "pytorch_model.bin can run code when it is read" in refused(folder)
