@@ -1,9 +1,9 @@
 """Random programs in half precision: the numbers of one device, on random meshes and layouts.
 
 `python -m pytest tests/property/test_halves.py --half_cases=2000 -n 2` runs the cases 0 to 1999,
-each in float16 or bfloat16. A difference is not always a mistake: in 402, a loop over a split dim
-only adds up, in its own float16, and each device adds up its part. Programs 276 and 492, and many
-pipelines, differ for reasons that are not known yet.
+each in float16 or bfloat16. Known to fail: 402, where a loop over a split dim only adds up. Each
+device adds up its part in the loop's own float16, which may overflow. Programs 276 and 492, and
+many pipelines, differ for reasons that are not known yet.
 """
 
 import numpy as np
