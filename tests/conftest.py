@@ -40,7 +40,7 @@ RESIDENT = Path("/proc/self/statm")  # on Linux
 
 def pytest_addoption(parser):
     parser.addoption("--cases", type=int, default=40, help="how many random programs to check")
-    parser.addoption("--half_cases", type=int, default=8, help="how many in half precision")
+    parser.addoption("--half_precision", type=int, default=8, help="how many in half precision")
     parser.addoption("--jax_every", type=int, default=4, help="which of them to run on JAX too")
     parser.addoption("--tf_every", type=int, default=6, help="which to run on TensorFlow too")
     parser.addoption("--tpu_every", type=int, default=12, help="which as TensorFlow runs on TPUs")
@@ -144,8 +144,10 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("case_number", range(first, first + count))
     if "pipeline_number" in metafunc.fixturenames:  # a pipeline for each four other programs
         metafunc.parametrize("pipeline_number", range(first // 4, (first + count) // 4))
-    if "half_number" in metafunc.fixturenames:  # the same in each run
-        metafunc.parametrize("half_number", range(metafunc.config.getoption("half_cases")))
+    if "half_precision_number" in metafunc.fixturenames:  # the same in each run
+        metafunc.parametrize(
+            "half_precision_number", range(metafunc.config.getoption("half_precision"))
+        )
 
 
 def pytest_collection_modifyitems(config, items):

@@ -96,7 +96,7 @@ def _run(values: flags.FlagValues, problems: Problems) -> int:
         tell(chosen.says)
         if values.workdir:
             keep(values.workdir, chosen.asked, chosen.found)
-    with compared(corpus.paths) as check:
+    with compared([*corpus.paths, *corpus.caches]) as check:
         result = _trained(job, splits, values, _saving(values, corpus), check)
     if first:
         tell(_last_line(result, values, corpus.unit))
@@ -285,7 +285,7 @@ def _check_saving(values: flags.FlagValues, problems: Problems) -> None:
 def _saving(values: flags.FlagValues, corpus: Corpus) -> Saving | None:
     """Returns what is saved in the workdir, if there is one."""
     from meshdsl.training.checkpointing.saving import ORIGIN, Saving, origin_of
-    from meshdsl.training.data import DataFiles, without_caches
+    from meshdsl.training.data import DataFiles
 
     if not values.workdir:
         return None
@@ -299,7 +299,7 @@ def _saving(values: flags.FlagValues, corpus: Corpus) -> Saving | None:
         },
         defaults=early.DEFAULTS,
         # A cache has checksums of its own; a run may go on with another one, or with none.
-        data=DataFiles(without_caches(corpus.paths)),
+        data=DataFiles(corpus.paths),
     )
 
 

@@ -18,7 +18,7 @@ from tests.docs.pages import PAGES, ROOT, blocks, name_of, prose
 
 # Flags of other programs that pages name.
 OTHERS = {
-    "pytest": "cases first_case jax_every optimize seed slow half_cases",
+    "pytest": "cases first_case jax_every optimize seed slow half_precision",
     "tests.benchmarks": "jobs keep kills offloaded others processor profile seconds small workers",
     "tests.benchmarks.figures": "run",
     "gcloud": "worker command",

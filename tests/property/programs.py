@@ -74,7 +74,7 @@ def make_case(number: int, dtype: str = "float64") -> Case:
     return Case(number, function, inputs, mesh, layout, options, graph, trains, differentiable)
 
 
-def make_pipeline(number: int, dtype: str = "float64") -> Case:
+def make_pipeline(number: int) -> Case:
     """Returns a step of training whose layers are a pipeline; equal numbers give equal cases."""
     for attempt in itertools.count():
         rng = np.random.default_rng([number, 4, attempt])
@@ -83,7 +83,7 @@ def make_pipeline(number: int, dtype: str = "float64") -> Case:
         if mesh.extent(axes) not in (2, 3, 4):
             continue
         function, inputs = training.program(
-            number * 1000 + attempt, rng, _sizes(rng, mesh), False, dtype, pipeline=True
+            number * 1000 + attempt, rng, _sizes(rng, mesh), False, "float64", pipeline=True
         )
         graph = md.jit(function).trace(inputs)
         rules = [Rule("", "layers", axes)]

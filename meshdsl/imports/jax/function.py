@@ -370,13 +370,12 @@ class FromJax:
                 stacklevel=2,
             )
         if unknown := check_known(closed, INFER, source):
-            prints = any(each.startswith("`debug_") for each in unknown)
+            prints = any(each.startswith("`debug_print") for each in unknown)
+            instead = "; return what is printed, and give it to md.print" if prints else ""
             raise ValueError(
                 f"from_jax: {self.__name__} uses primitives of JAX that have no translation: "
                 f"{'; '.join(unknown)}. Compute that part in the language, or with md.local, which "
-                "runs a function of JAX on each device's arrays"
-                + "; return what is printed, and give it to md.print"
-                * prints
+                f"runs a function of JAX on each device's arrays{instead}"
             )
         classes = Classes()
 

@@ -8,7 +8,7 @@ damaged.
 """
 
 from meshdsl.training.data.batches import Batches, Part, ordered_batches, shuffled_batches
-from meshdsl.training.data.cache_sums import compared, without_caches
+from meshdsl.training.data.cache_sums import compared
 from meshdsl.training.data.corpus import Component, Corpus, Splits
 from meshdsl.training.data.data_files import DataFiles
 from meshdsl.training.data.documents import Documents, Tokens
@@ -51,6 +51,5 @@ __all__ = [
     "shuffled_batches",
     "splits_of",
     "text_files",
-    "without_caches",
     "write_token_file",
 ]

@@ -47,12 +47,6 @@ def damage(path: Path) -> str | None:
     return _Cached(path).damage()
 
 
-def without_caches(paths: Sequence[Path]) -> list[Path]:
-    """Returns those files that are of no cache."""
-    caches = {file for path in paths if _stored(path) is not None for file in _files(path)}
-    return [path for path in paths if path not in caches]
-
-
 @contextmanager
 def compared(paths: Sequence[Path]) -> Iterator[Callable[[], None]]:
     """Compares large caches in a thread while its block runs.

@@ -84,13 +84,15 @@ class Corpus:
         components: the sources; several are a mixture.
         files: how many files they come from.
         unit: the word for a token, in the singular.
-        paths: these files, the indices of token files, and the caches of the others.
+        paths: these files, and the indices of token files.
+        caches: the files of the token caches of the others.
     """
 
     components: tuple[Component, ...]
     files: int
     unit: str
     paths: tuple[Path, ...]
+    caches: tuple[Path, ...]
 
     @staticmethod
     def read(
@@ -138,11 +140,14 @@ class Corpus:
         if problems:
             raise ValueError(numbered("cannot read the data", problems))
         mapped = any(path.suffix in TOKENS for path in read)
-        paths = sorted(read, key=Path.as_posix)
+        paths, caches = sorted(read, key=Path.as_posix), list[Path]()
         for component in components:
-            paths += [path for file in component.documents.files for path in file.paths]
+            for file in component.documents.files:
+                of_data = read.issuperset(file.paths[:1])
+                (paths if of_data else caches).extend(file.paths)
         unit = "token" if mapped else tokenizer.unit
-        return Corpus(tuple(components), len(read), unit, tuple(dict.fromkeys(paths)))
+        unique = (tuple(dict.fromkeys(each)) for each in (paths, caches))
+        return Corpus(tuple(components), len(read), unit, *unique)
 
     @property
     def size(self) -> int:

@@ -285,3 +285,16 @@ def test_gradients_in_a_ring_are_rounded_once():
     (once, wide), (more, narrow) = error("float32"), error("auto")
     assert once <= 2.0**-8 < more
     assert wide == {"bfloat16", "float32"} and narrow == {"bfloat16"}
+
+
+@pytest.mark.xfail(strict=True, reason="the sums that a loop carries stay in half precision")
+def test_a_loop_that_adds_up_over_a_split_dim_is_that_of_one_device():
+    def total(x):
+        def body(carry, part):
+            return carry + part, None
+
+        return md.scan(body, md.zeros([], x.dtype), x, "x")[0]
+
+    x = row([2e4, 2e4, 2e4, 0, -2e4, -2e4, -2e4, -2e4])
+    found = md.jit(total, "a:2", "x:a", backend="numpy")(x)
+    assert_close(found, md.jit(total, backend="numpy")(x))

@@ -94,6 +94,16 @@ def test_files_of_a_pattern_are_read_by_the_tokenizer(tmp_path):
     assert batch["targets"].tolist() == [[2, 3, 0, 4, 5]]
 
 
+def test_caches_are_apart_from_the_files_of_data(tmp_path):
+    (tmp_path / "a.txt").write_text("a named dim " * 50)
+    corpus = Corpus.read(f"{tmp_path}/a.txt", 256, cache=tmp_path / "cache")
+    assert corpus.paths == (tmp_path / "a.txt",)
+    tokens, index = corpus.caches
+    assert (tokens.parent, index) == (tmp_path / "cache", tokens.with_suffix(".idx"))
+    again = Corpus.read(str(tokens), 256)
+    assert (again.paths, again.caches) == ((tokens, index), ())
+
+
 def test_a_tokenizer_reads_what_is_utf8_of_the_standard_library(tmp_path, monkeypatch):
     """Some of its files are in other encodings, which bytes may be."""
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
