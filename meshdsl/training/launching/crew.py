@@ -86,8 +86,15 @@ class Crew(Protocol):
     def grows(self) -> bool:
         """Whether the next start would have more processes than the last one."""
 
+    def rehearses(self) -> bool:
+        """Whether programs that the next start may need are compiled ahead."""
+
     def rehearse(self) -> None:
-        """Has programs compiled that the next start may need, while the processes take steps."""
+        """Has them compiled, while the processes take steps.
+
+        Raises:
+            ValueError: this host has no free port.
+        """
 
     def copies(self) -> list[list[dict[str, Any]]]:
         """Returns what each of the other hosts says of its copies; see `copies.together`."""
@@ -136,6 +143,9 @@ class OneHost:
         process.start(self.command(own), ended, environment, self.warm)
 
     def grows(self) -> bool:
+        return False
+
+    def rehearses(self) -> bool:
         return False
 
     def rehearse(self) -> None:

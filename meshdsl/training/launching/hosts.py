@@ -316,11 +316,13 @@ class Hosts:
             ready = all(member is None or member.ready for member, _ in taken)
             return ready and len(taken) > len(self._last_places)
 
+    def rehearses(self) -> bool:
+        return self._host.rehearses and self._terms.elastic is not None
+
     def rehearse(self) -> None:
         """Has programs compiled for as many processes as are left when the largest host is lost."""
         elastic = self._terms.elastic
-        if elastic is None or not self._host.rehearses:
-            return
+        assert elastic is not None
         owners = [own_id for own_id, _ in self._last_places]
         left = len(owners) - max(map(owners.count, owners))
         count = next((count for count in self._counts if count <= left), 0)

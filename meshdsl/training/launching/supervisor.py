@@ -264,11 +264,16 @@ class Supervisor:
 
     def _rehearse(self) -> None:
         """Has programs compiled ahead, once the processes of a start have taken a step."""
+        crew = self.launch.crew
         if self._rehearsed == self.start or self._renewing or self._signal is not None:
             return
-        if first_step(self.launch.workdir / NAME, self.start) is not None:
-            self._rehearsed = self.start
-            self.launch.crew.rehearse()
+        try:
+            if crew.rehearses() and first_step(self.launch.workdir / NAME, self.start) is not None:
+                self._rehearsed = self.start
+                crew.rehearse()
+        except (OSError, ValueError) as error:
+            self._rehearsed = self.start  # else it would be reported twice a second
+            self.launch.report(f"nothing is compiled ahead, and the job goes on: {error}")
 
     def _is_final(self, code: int) -> bool:
         """Whether a start that ended with this code is the last one."""

@@ -300,3 +300,35 @@ def test_copies_that_lack_what_a_lost_host_had_are_not_what_it_goes_on_from(tmp_
     (tmp_path / "starts.0").unlink()
     assert Supervisor(launch).run() == 0
     assert "from step 8" in (text := "\n".join(said)) and "lack" not in text
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), ValueError("no free port")])
+def test_a_job_whose_programs_cannot_be_compiled_ahead_goes_on(error, tmp_path, monkeypatch):
+    """The error is that of reading the record, or of what the crew does."""
+
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(supervisor, "_POLL", 0.01)
+    read = fails if isinstance(error, OSError) else lambda *_: (0.0, 0.0)
+    monkeypatch.setattr(supervisor, "first_step", read)
+    program = f"import os, time\nwhile not os.path.exists(r'{tmp_path}/told'): time.sleep(0.01)"
+    crew = OneHost(lambda own: [sys.executable, "-c", program], range(1))
+    crew.rehearses, crew.rehearse = lambda: True, fails
+    said = []
+
+    def report(text):
+        said.append(text)
+        monkeypatch.setattr(supervisor, "first_step", lambda *_: None)
+        (tmp_path / "told").touch()
+
+    assert Supervisor(Launch(crew, tmp_path, 5, 3600.0, report)).run() == 0
+    assert said == [f"nothing is compiled ahead, and the job goes on: {error}"]
+
+
+def test_a_job_on_one_host_does_not_read_its_record_while_it_runs(launched, monkeypatch):
+    monkeypatch.setattr(supervisor, "_POLL", 0.01)
+    read = []
+    monkeypatch.setattr(supervisor, "first_step", lambda *given: read.append(given))
+    assert launched("time.sleep(0.2)", count=1) == (0, [])
+    assert len(read) == 1  # at the end
