@@ -60,9 +60,9 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
         ValueError: the user's mistakes, as many as possible in one error.
     """
     jobs.use_host_devices(values.host_devices if isinstance(values.host_devices, int) else None)
-    if rehearses():
-        give_way()
     with _processes(values, problems):
+        if rehearses():
+            give_way()
         return _run(values, problems)
 
 

@@ -28,9 +28,14 @@ def rehearses() -> bool:
 
 
 def give_way() -> None:
-    """Gives this process the lowest priority, before it has threads of its own."""
-    with suppress(OSError):
-        os.nice(_LOWEST)
+    """Gives this process, with all its threads, the lowest priority.
+
+    To join the others comes before: at this priority it would take longer than they wait.
+    """
+    threads = Path("/proc/self/task")  # on Linux each has a priority of its own
+    for thread in os.listdir(threads) if threads.exists() else ("0",):
+        with suppress(OSError):  # it has ended
+            os.setpriority(os.PRIO_PROCESS, int(thread), _LOWEST)
     with suppress(OSError):  # where Linux shares time among sessions, this is what counts
         Path("/proc/self/autogroup").write_text(str(_LOWEST))
 

@@ -236,6 +236,7 @@ def apart(coordinator: str, processes: int, index: int, join_timeout: float) -> 
     Arguments and errors are those of `join`.
     """
     join(coordinator, processes, index, join_timeout)
+    _JOINED[0][1].over.set()  # those that leave before this one have not failed
     jax.devices()
     _part(_PARTING)
     _JOINED.clear()

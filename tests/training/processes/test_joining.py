@@ -17,6 +17,7 @@ import pytest
 from jax.experimental import multihost_utils
 
 from meshdsl.training.processes import code_version as versions
+from meshdsl.training.processes import joining, watching
 from meshdsl.training.processes.code_version import code_version
 from meshdsl.training.processes.joining import check_devices, gathered
 from tests.lowering.backends.tf.hosts.test_cluster import free_ports
@@ -384,3 +385,23 @@ def test_texts_of_any_length_are_gathered_by_few_programs(monkeypatch):
     order = [numbers[thread] for thread in sorted(numbers)]
     assert found == [[[texts[n] for n in order] for texts in sent]] * 3
     assert sizes == {(1024,), (2048,), (4096,)}
+
+
+def test_one_that_compiles_ahead_may_leave_the_others_before_they_have_all(monkeypatch):
+    """Its watch would take those that are gone for lost."""
+    ended, none = [], free_ports(2)
+
+    def join(*_):
+        job = watching.JobProcesses(0, (("localhost",),) * 2, (*none,), SimpleNamespace(), (1,))
+        watch = watching.Watch(job, 60.0, threading.Event(), ended.append)
+        watch.start()
+        joining._JOINED[:] = [(job, watch)]
+
+    monkeypatch.setattr(watching, "_EVERY", 0.01)
+    monkeypatch.setattr(watching, "_GRACE", 0.01)
+    monkeypatch.setattr(watching.JobProcesses, "close", lambda job: None)
+    monkeypatch.setattr(joining, "join", join)
+    monkeypatch.setattr(joining, "_APART", [])
+    monkeypatch.setattr(jax, "devices", lambda: time.sleep(0.3))
+    with joining.apart("localhost:1", 2, 0, 60.0):
+        assert not ended
