@@ -43,7 +43,7 @@ from meshdsl.training.health.settings import Health
 from meshdsl.training.health.stragglers import ALONE, StragglerWatch
 from meshdsl.training.initial_state import Beginning, GivenWeights, checked_weights, first_of
 from meshdsl.training.launching.job_time import job_time
-from meshdsl.training.launching.rehearsing import record, rehearses
+from meshdsl.training.launching.rehearsing import rehearses
 from meshdsl.training.nonfinite import FiniteCheck, RecentBatches, gradient_paths
 from meshdsl.training.planned import keep, kept
 from meshdsl.training.processes.watching import report
@@ -273,9 +273,6 @@ class _Prepared:
         self.feed.close()
         for which in (self.feed.full, *self.held_out):
             self.programs.compiled(which)
-        runtime = self.programs.step.runtime
-        if runtime.process_index() == 0 and self.workdir is not None:
-            record(self.workdir, runtime.process_count())
         return TrainResult(self.programs.state, [], [], 0)
 
     @property

@@ -16,7 +16,6 @@ import pytest
 from meshdsl.cli.launch import _keeping_compiled, _without
 from meshdsl.cli.main import run
 from meshdsl.training.checkpointing.workdir import locked
-from meshdsl.training.launching.events import NAME
 from meshdsl.training.launching.rehearsing import REHEARSAL
 
 SMALL = (
@@ -296,7 +295,7 @@ def test_a_start_finds_the_programs_that_were_compiled_ahead(text, tmp_path):
     lines = [[sys.executable, "-c", start, "train", *words, f"--process_id={n}"] for n in (0, 1)]
     both = [subprocess.Popen(line, env=variables, stdout=subprocess.DEVNULL) for line in lines]
     assert [one.wait(300) for one in both] == [75, 75]
-    assert {file.name for file in work.iterdir()} == {"compiled", NAME}
+    assert {file.name for file in work.iterdir()} == {"compiled"}
 
     def programs():
         files = [file for file in work.glob("compiled/process.*/*") if not file.suffix]

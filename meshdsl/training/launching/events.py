@@ -5,8 +5,8 @@ failure, `down_seconds`. `stepped`, of the first process when the first step of 
 has `start`, `step`, `start_seconds` since the start, and after a failure `recovery_seconds` since
 it. `failed` has `start`, `process`, `code`, `cause`, `step`, `ran_seconds` and
 `repeated_seconds`: those of steps since that one, which are taken again. `renewed` has `start`,
-which was stopped so that other hosts take part. `compiled_ahead` has `processes`, for which there
-are programs now, and the `processor_seconds` that they took one host. `ended` has `start` and
+which was stopped so that other hosts take part. `compiled_ahead` has `start`, in which
+all hosts have compiled the programs of one with fewer `processes`. `ended` has `start` and
 `code`. All have `time`, in seconds since 1970.
 """
 

@@ -27,16 +27,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from meshdsl.training.exit_codes import DONE, FAILED, NOTICE, UNFINISHED
 from meshdsl.training.launching.children import Child, how_ended
 from meshdsl.training.launching.crew import Job, Missing, free_port, meeting_flags
+from meshdsl.training.launching.events import NAME, Events
 from meshdsl.training.launching.job_time import START
 from meshdsl.training.launching.leading import Listed, Superseded, end, lead, leader, names_of
 from meshdsl.training.launching.lines import Line
-from meshdsl.training.launching.rehearsing import REHEARSAL
-from meshdsl.training.launching.terms import Host, misfit, other_code, other_devices, rehearsing
+from meshdsl.training.launching.rehearsing import REHEARSAL, Rehearsals
+from meshdsl.training.launching.terms import Host, misfit, other_code, other_devices
 from meshdsl.training.processes.meeting import address_of, listed, listening
 
 _REPORT_AFTER = 5.0  # seconds of waiting before the first report
@@ -108,6 +110,7 @@ class _Member:
         port: where it listens, to lead if the first supervisor is lost.
         copies: what it says of its copies in memory.
         devices: how many each of its processes has; None: it does not know.
+        rehearses: whether it compiles programs ahead.
         ready: whether a process there would begin at once: its template has imported everything.
         leaving: the signal by which its host is to end; 0: none.
         running: its processes in the start at hand, by their numbers.
@@ -122,6 +125,7 @@ class _Member:
     port: int
     copies: list[dict[str, Any]]
     devices: int | None
+    rehearses: bool
     ready: bool = False
     leaving: int = 0
     running: dict[int, RemoteProcess] = field(default_factory=dict)
@@ -163,9 +167,10 @@ class Hosts:
         self._members: list[_Member] = []
         self._changed = threading.Condition()
         self._reported: set[str] = set()
-        self._rehearsals: list[Child] = []
-        self._ahead = 0  # for how many processes these compile
-        self._compiled: set[int] = set()  # for how many processes there are programs, or soon
+        self._rehearsals = Rehearsals()
+        self._ahead = 0  # for how many processes programs are compiled ahead
+        self._unfinished: set[tuple[int, int]] = set()  # which still compile, of which start
+        self._compiled: set[int] = set()  # for how many processes there are programs
         self._devices: set[int | None] = set()  # how many the processes of other hosts have had
         port = address_of(terms.coordinator)[1]
         if not starts:  # where its first processes meet
@@ -272,7 +277,7 @@ class Hosts:
 
     def _take(self, places: Sequence[tuple[_Member | None, int]]) -> list[Child | RemoteProcess]:
         """Returns processes in some places, numbered anew."""
-        self._end_rehearsals()
+        self._rehearsals.end()
         self._compiled.add(len(places))
         self._meeting = self._terms.meeting
         self._last_places, self._has_begun = [*map(_named, places)], True
@@ -317,7 +322,8 @@ class Hosts:
             return ready and len(taken) > len(self._last_places)
 
     def rehearses(self) -> bool:
-        return self._host.rehearses and self._terms.elastic is not None
+        here = self._host.rehearses and self._terms.elastic is not None
+        return here and all(member.rehearses for member in [*self._members])
 
     def rehearse(self) -> None:
         """Has programs compiled for as many processes as are left when the largest host is lost."""
@@ -328,31 +334,33 @@ class Hosts:
         count = next((count for count in self._counts if count <= left), 0)
         if not count or count in self._compiled:
             return
-        self._ahead = count
-        self._compiled.add(count)
+        of, self._ahead = self._starts, count
+        self._unfinished = {(number, of) for number in range(count)}
         self._report(
             f"compiling ahead for {count} process{'es' * (count > 1)}, on the mesh "
             f"{elastic.mesh_of(count)}, at the lowest priority; --nocompile_ahead leaves that out"
         )
         where = f"{self._terms.coordinator.rpartition(':')[0]}:{free_port()}"
         # By the number of the start at hand they come of its template, and wait for no other one.
-        variables = {**elastic.variables, REHEARSAL: "1", START: str(self._starts)}
+        variables = {**elastic.variables, REHEARSAL: "1", START: str(of)}
         with self._changed:
-            members = {member.own_id: member for member in self._members}
+            lines = {member.own_id: member.line for member in self._members}
         for number, own_id in enumerate(owners[:count]):
             flags = [*meeting_flags(number, count, where), *elastic.flags(count)]
-            if own_id in members:
-                members[own_id].line.send(rehearse=number, flags=flags, variables=variables)
+            if own_id in lines:
+                lines[own_id].send(rehearse=number, of=of, flags=flags, variables=variables)
             elif not own_id:
-                self._rehearsals.append(rehearsing(self._host, number, flags, variables))
+                finished = partial(self._rehearsed, number, of)
+                self._rehearsals.start(self._host, number, flags, variables, finished)
 
-    def _end_rehearsals(self) -> None:
-        ended = [child.code for child in self._rehearsals]
-        for child in self._rehearsals:
-            child.kill()
-        if any(code != UNFINISHED for code in ended):
-            self._compiled.discard(self._ahead)
-        self._rehearsals = []
+    def _rehearsed(self, number: int, of: int) -> None:
+        """Notes that a rehearsal has finished. When all have, the programs are there."""
+        with self._changed:
+            last = self._unfinished == {(number, of)}
+            self._unfinished.discard((number, of))
+            self._compiled |= {self._ahead} if last else set()
+        if last:
+            Events(self._workdir / NAME).write("compiled_ahead", start=of, processes=self._ahead)
 
     def begin(
         self,
@@ -412,7 +420,7 @@ class Hosts:
         )
 
     def close(self, code: int, goes_on: bool = False) -> None:
-        self._end_rehearsals()
+        self._rehearsals.end()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -477,6 +485,7 @@ class Hosts:
                 int(hello["port"]),
                 [*hello["copies"]],
                 hello["devices"],
+                bool(hello["rehearses"]),
             )
             lasting = refusal or misfit(hello, self._terms) or self._unfit(hello, member)
             refusal = lasting or self._not_now(hello, member)
@@ -497,6 +506,8 @@ class Hosts:
                 process = member.running.get(message["ended"])
                 if process is not None and process.start == message["of"]:
                     process.note_end(message["code"], message["lines"])
+            elif "rehearsed" in message:
+                self._rehearsed(message["rehearsed"], message["of"])
             elif "ready" in message:
                 member.ready = True
             elif "signalled" in message:

@@ -35,8 +35,9 @@ from meshdsl.training.launching.leading import (
     written,
 )
 from meshdsl.training.launching.lines import Line
+from meshdsl.training.launching.rehearsing import Rehearsals
 from meshdsl.training.launching.signals import handled
-from meshdsl.training.launching.terms import Host, rehearsing
+from meshdsl.training.launching.terms import Host
 from meshdsl.training.launching.warm import PATIENCE
 from meshdsl.training.processes.joining import names_here
 from meshdsl.training.processes.meeting import address_of
@@ -75,7 +76,7 @@ class Member:
     _answered: bool = False
     _left: bool = False  # whether the first supervisor has left the job, which goes on
     _said: str = ""  # what the workdir said of who leads when it was read last
-    _rehearsal: Child | None = None  # what compiles programs ahead
+    _rehearsals: Rehearsals = field(default_factory=Rehearsals)
     _first: str = ""  # where the one that it is or was connected to is
     # Until when places are passed over where something takes connections, and does not answer.
     _silent: dict[str, float] = field(default_factory=dict)
@@ -108,7 +109,7 @@ class Member:
                     welcome, code = self._serve(self._line, since + patience)
                 finally:
                     self._line.close()
-                    self._end_rehearsal()
+                    self._rehearsals.end()
                     for child in [*self.children.values()]:
                         child.kill()
                 if code is not None:
@@ -242,6 +243,7 @@ class Member:
             host=socket.gethostname(),
             copies=said(self.host.copies),
             devices=self.host.devices,
+            rehearses=self.host.rehearses,
             workdir=str(self.host.workdir),
             token=self._token(),
         )
@@ -271,7 +273,7 @@ class Member:
             elif "start" in message:
                 self._start(line, message)
             elif "rehearse" in message:
-                self._rehearse(message)
+                self._rehearse(line, message)
             elif message.get("of") == self._start_number:
                 if "signal" in message:
                     self.children[message["process"]].send(message["signal"])
@@ -289,7 +291,7 @@ class Member:
     def _start(self, line: Line, message: Mapping[str, Any]) -> None:
         """Starts a process; those of an earlier start end before."""
         if message["of"] != self._start_number:
-            self._end_rehearsal()
+            self._rehearsals.end()
             for child in [*self.children.values()]:
                 child.kill()
             self.children, self._start_number = {}, message["of"]
@@ -315,18 +317,15 @@ class Member:
             lines = [f"it cannot be started on this host: {error.strerror}"]
             tell(FAILED, lines)
 
-    def _rehearse(self, message: Mapping[str, Any]) -> None:
+    def _rehearse(self, line: Line, message: Mapping[str, Any]) -> None:
         """Starts a process that compiles programs ahead."""
-        if self.host.rehearses:
-            self._end_rehearsal()
-            self._rehearsal = rehearsing(
-                self.host, message["rehearse"], message["flags"], message["variables"]
-            )
+        number, of = message["rehearse"], message["of"]
 
-    def _end_rehearsal(self) -> None:
-        if self._rehearsal is not None:
-            self._rehearsal.kill()
-        self._rehearsal = None
+        def finished() -> None:
+            line.send(rehearsed=number, of=of)
+
+        flags, variables = message["flags"], message["variables"]
+        self._rehearsals.start(self.host, number, flags, variables, finished)
 
     def _report_once(self, text: str) -> None:
         if text not in self._reported:

@@ -6,16 +6,12 @@ Guarantees:
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 from typing import Any
 
-from meshdsl.training.exit_codes import UNFINISHED
-from meshdsl.training.launching.children import Child
 from meshdsl.training.launching.crew import Command, free_port
 from meshdsl.training.launching.elastic import Elastic
 from meshdsl.training.launching.warm import Warm
@@ -140,20 +136,3 @@ def other_devices(hello: Mapping[str, Any], known: Collection[int | None]) -> st
         f"{' or '.join(map(str, usual))}, and all need the same. See --host_devices and "
         "CUDA_VISIBLE_DEVICES, or which devices are missing (`meshdsl doctor`)"
     )
-
-
-def rehearsing(
-    host: Host, number: int, flags: Sequence[str], variables: Mapping[str, str]
-) -> Child:
-    """Starts a process that compiles programs ahead; see `rehearsing`. Nothing waits for it."""
-
-    def ended(child: Child) -> None:
-        if child.code not in (UNFINISHED, -signal.SIGKILL):
-            *_, last = ["", *child.lines()]
-            host.report(f"what compiles ahead {child.end()}, and the job goes on: {last}")
-
-    child = Child(number, False)
-    with suppress(OSError):  # the job goes on without it
-        environment = {**host.environment, **variables}
-        child.start(host.command(flags), ended, environment, host.warm)
-    return child

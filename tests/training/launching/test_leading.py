@@ -9,6 +9,7 @@ import pytest
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.training.launching import crew, hosts, leading, terms
 from meshdsl.training.launching.elastic import Elastic
+from meshdsl.training.launching.events import NAME, events_of
 from meshdsl.training.launching.leading import Listed
 from tests.training.launching.test_hosts import free_port
 
@@ -42,7 +43,9 @@ def came(crew, number, copies=()):
     """Lets another host come to a first supervisor."""
     line = SimpleNamespace(send=lambda **said: None, close=lambda: None, heard=0.0)
     name = f"host{number}"
-    new = hosts._Member(line, range(number, number + 1), name, name, False, [name], 1, copies, 1)
+    new = hosts._Member(
+        line, range(number, number + 1), name, name, False, [name], 1, copies, 1, True
+    )
     assert crew._not_now({"token": crew._token}, new) == ""
 
 
@@ -142,18 +145,17 @@ def test_a_host_that_comes_back_without_some_of_its_devices_is_refused(leader):
     assert crew._unfit({**hello, "devices": None}, new) == ""
 
 
-def test_programs_are_compiled_ahead_for_one_host_fewer(leader, monkeypatch):
+def test_programs_are_compiled_ahead_for_one_host_fewer(leader, tmp_path, monkeypatch):
     """By a process on each host that such a start has, once; again if it could not finish."""
     begun, sent = [], []
-    monkeypatch.setattr(hosts, "rehearsing", lambda _, *given: begun.append(given) or child)
-    child = SimpleNamespace(code=None, kill=lambda: None)
+    monkeypatch.setattr(hosts.Rehearsals, "start", lambda *given: begun.append(given[2:]))
     crew, said, _ = leader(shrink_after=0.0, rehearses=True)
     took(crew, 1, 2)
     for member in crew._members:
         member.line.send = lambda **message: sent.append(message)
+    assert crew.rehearses()
     crew.rehearse()
-    crew.rehearse()
-    ((number, flags, variables),) = begun
+    ((number, flags, variables, finished),) = begun
     (message,) = sent
     assert (number, message["rehearse"]) == (0, 1)
     assert flags[1:2] + flags[3:] == [
@@ -166,11 +168,25 @@ def test_programs_are_compiled_ahead_for_one_host_fewer(leader, monkeypatch):
         "compiling ahead for 2 processes, on the mesh data:4, at the lowest priority; "
         "--nocompile_ahead leaves that out"
     ]
-    for code, count in ((None, 2), (75, 2)):
-        child.code = code
-        crew.assemble(SimpleNamespace(ending=False))
-        crew.rehearse()
-        assert len(begun) == count
+    finished()
+    assert not (tmp_path / NAME).exists()  # the other one still compiles
+    crew.assemble(SimpleNamespace(ending=False))
+    crew.rehearse()
+    assert len(begun) == 2
+    begun[1][-1]()
+    crew._rehearsed(1, 2)
+    (event,) = events_of(tmp_path / NAME)
+    assert (event["event"], event["start"], event["processes"]) == ("compiled_ahead", 2, 2)
+    crew.assemble(SimpleNamespace(ending=False))
+    crew.rehearse()
+    assert len(begun) == 2
+
+
+def test_nothing_is_compiled_ahead_unless_all_hosts_do(leader):
+    crew, _, _ = leader(shrink_after=0.0, rehearses=True)
+    took(crew, 1, 2)
+    crew._members[1].rehearses = False
+    assert not crew.rehearses()
 
 
 def test_a_first_supervisor_leaves_if_the_others_can_go_on(leader):

@@ -27,32 +27,58 @@ def test_the_end_of_a_process_is_told_whatever_is_in_the_folder_of_copies(monkey
     assert "No such file" in message["lines"][0] and str(tmp_path) in reported[0]
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_what_compiles_ahead_ends_before_a_start(asked, tmp_path):
-    program = f"open(r'{tmp_path}/begun', 'w').write('x'); import time; time.sleep(60)"
-    said = []
-    rest = lambda flags: [sys.executable, "-c", program], {}, tmp_path, (60.0, 60.0), said.append
-    agreed = terms.Terms("localhost:1", 2, "one", 30.0)
-    one = member.Member(terms.Host(agreed, range(1, 2), *rest, rehearses=asked))
-    one._rehearse({"rehearse": 1, "flags": [], "variables": {}})
-    while asked and not (tmp_path / "begun").exists():
+@pytest.fixture
+def compiles(tmp_path):
+    """Returns what makes the supervisor of a host whose rehearsals run a program."""
+
+    def make(program, numbers=range(1, 2)):
+        said = []
+        rest = lambda flags: [sys.executable, "-c", program, *flags], {}, tmp_path, (60.0, 60.0)
+        agreed = terms.Terms("localhost:1", 3, "one", 30.0)
+        return member.Member(terms.Host(agreed, numbers, *rest, said.append)), said
+
+    return make
+
+
+def test_all_that_compiles_ahead_on_a_host_ends_before_a_start(compiles, tmp_path):
+    """Each place has one, and the second does not end the first."""
+    begun = "import sys, time; open(sys.argv[1], 'w').close(); time.sleep(60)"
+    one, said = compiles(begun, range(1, 3))
+    line = SimpleNamespace(send=lambda **message: said.append(message))
+    for number in (1, 2):
+        message = {"rehearse": number, "of": 1, "variables": {}}
+        one._rehearse(line, {**message, "flags": [f"{tmp_path}/{number}"]})
+    while not all((tmp_path / str(number)).exists() for number in (1, 2)):
         time.sleep(0.02)
-    child = one._rehearsal
-    line = SimpleNamespace(send=lambda **message: None)
-    one._start(line, {"start": 1, "of": 1, "shown": False, "flags": [], "variables": {}})
-    assert (child and child.code) == (-signal.SIGKILL if asked else None) and not said
+    children = [*one._rehearsals._children]
+    assert [child.code for child in children] == [None, None]
+    message = {"start": 1, "of": 2, "shown": False, "variables": {}}
+    one._start(line, {**message, "flags": [f"{tmp_path}/0"]})
+    assert {child._process.wait() for child in children} == {-signal.SIGKILL} and not said
     one.children[1].kill()
 
 
-def test_what_cannot_compile_ahead_is_told_and_does_no_harm(tmp_path):
-    said = []
-    rest = lambda flags: [sys.executable, "-c", "1 / 0"], {}, tmp_path, (60.0, 60.0), said.append
-    host = terms.Host(terms.Terms("localhost:1", 2, "one", 30.0), range(1, 2), *rest)
-    terms.rehearsing(host, 1, [], {})
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        ("1 / 0", "ended with exit code 1, and the job goes on: ZeroDivisionError: div"),
+        ("import os; os.kill(os.getpid(), 9)", "was killed by signal 9 (SIGKILL), and the job"),
+        ("raise SystemExit(75)", {"rehearsed": 1, "of": 4}),
+    ],
+)
+def test_the_first_supervisor_knows_what_has_compiled_ahead(program, told, compiles):
+    """What could not is told on its host, and does no harm."""
+    one, said = compiles(program)
+    line = SimpleNamespace(send=lambda **message: said.append(message))
+    one._rehearse(line, {"rehearse": 1, "of": 4, "flags": [], "variables": {}})
     while not said:
         time.sleep(0.02)
-    told = "what compiles ahead ended with exit code 1, and the job goes on: ZeroDivisionError: div"
-    assert said[0].startswith(told)
+    (first,) = said
+    assert (
+        first == told
+        if isinstance(told, dict)
+        else first.removeprefix("what compiles ahead ").startswith(told)
+    )
 
 
 def test_a_signal_that_comes_while_others_are_asked_is_not_lost(monkeypatch, tmp_path):
