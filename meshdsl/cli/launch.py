@@ -25,7 +25,7 @@ from meshdsl.training.launching.terms import Host, Terms, devices_here
 from meshdsl.training.launching.warm import Warm
 from meshdsl.training.processes.code_version import code_version
 from meshdsl.training.processes.joining import AUTOMATIC
-from meshdsl.training.processes.meeting import address_of, listening
+from meshdsl.training.processes.meeting import address_of, check_free
 from meshdsl.training.reporting.output import tell
 
 _PROCESS = (
@@ -89,13 +89,13 @@ def main(values: flags.FlagValues, problems: Problems, words: Sequence[str] = ()
     template = [sys.executable, "-c", _TEMPLATE.format(modules=_IMPORTED)]
     warm = Warm(template, start, environment, _versions)
     with locked(trains.workdir, f"launch.{who}.lock"), closing(warm):
-        warm.begin()
-        times = values.max_restarts, values.restart_window
+        times, where = (values.max_restarts, values.restart_window), trains.coordinator
         alone = trains.num_processes is None or len(numbers) == trains.num_processes
-        if alone and not values.spare:
-            where = trains.coordinator
-            if given and where != AUTOMATIC:
-                listening(address_of(where)[1]).close()  # before anything is started
+        alone = alone and not values.spare
+        if alone and given and where != AUTOMATIC:
+            check_free(address_of(where)[1])  # before anything is started
+        warm.begin()
+        if alone:
             crew: Crew = OneHost(command, numbers, None, where, environment, warm)
         else:
             terms = Terms(

@@ -17,6 +17,8 @@ from meshdsl.cli.launch import _keeping_compiled, _without
 from meshdsl.cli.main import run
 from meshdsl.training.checkpointing.workdir import locked
 from meshdsl.training.launching.rehearsing import REHEARSAL
+from meshdsl.training.launching.warm import Warm
+from meshdsl.training.processes import meeting
 
 SMALL = (
     "--model=gpt_mini",
@@ -90,7 +92,9 @@ def test_two_supervisors_for_one_job_are_told(tmp_path, capsys):
     assert told.startswith(f"meshdsl launch: workdir {tmp_path} is in use by process {os.getpid()}")
 
 
-def test_a_port_that_others_have_is_told_before_anything_is_started(tmp_path, capsys):
+def test_a_port_that_others_have_is_told_before_anything_is_started(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(meeting, "_HELD", 0.0)
+    monkeypatch.setattr(Warm, "begin", lambda warm: pytest.fail("a template is started"))
     with socket.create_server(("", 0)) as other:
         where = f"--coordinator=localhost:{other.getsockname()[1]}"
         words = ["train", f"--workdir={tmp_path}", "--checkpoint_every=1", "--num_processes=2"]

@@ -39,7 +39,7 @@ from meshdsl.training.launching.leading import Listed, Superseded, end, lead, le
 from meshdsl.training.launching.lines import Line
 from meshdsl.training.launching.rehearsing import REHEARSAL, Rehearsals
 from meshdsl.training.launching.terms import Host, misfit, other_code, other_devices
-from meshdsl.training.processes.meeting import address_of, listed, listening
+from meshdsl.training.processes.meeting import address_of, check_free, listed, listening
 
 _REPORT_AFTER = 5.0  # seconds of waiting before the first report
 _REPORT_EVERY = 30.0  # seconds between reports
@@ -174,7 +174,7 @@ class Hosts:
         self._devices: set[int | None] = set()  # how many the processes of other hosts have had
         port = address_of(terms.coordinator)[1]
         if not starts:  # where its first processes meet
-            listening(port + 1, where=", the one after that of --coordinator").close()
+            check_free(port + 1, where=", the one after that of --coordinator")
         self._listener = listening(port, "supervisor of process 0")
         try:
             self._workdir.mkdir(parents=True, exist_ok=True)

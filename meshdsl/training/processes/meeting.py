@@ -25,6 +25,7 @@ from typing import Any
 _REPORT_AFTER = 5.0  # seconds of waiting before the first report
 _REPORT_EVERY = 10.0  # seconds between reports
 _RETRY = 0.2  # seconds between two attempts to reach the first process
+_HELD = 5.0  # seconds for which a program that has been killed may hold a port
 _MARGIN = 10.0  # seconds that the others leave the first process to answer
 _MOST = 10  # processes that are listed by number
 _LONGEST = 2**16  # bytes of a message to the first process
@@ -264,6 +265,22 @@ def listening(port: int, who: str = "process 0", where: str = "") -> socket.sock
             f"{who} cannot listen on port {port} of this host{where}: {_reason(error)}. Choose "
             f"another port, or see what has it (ss -ltnp): an earlier job, or a second {who}"
         ) from error
+
+
+def check_free(port: int, who: str = "process 0", where: str = "") -> None:
+    """Checks that `listening` can take a port. One that has just been killed may hold it a while.
+
+    Arguments and errors are those of `listening`.
+    """
+    end = time.monotonic() + _HELD
+    while True:
+        try:
+            listening(port, who, where).close()
+            return
+        except ValueError:
+            if time.monotonic() >= end:
+                raise
+        time.sleep(_RETRY)
 
 
 def no_free_port(who: str, error: Exception) -> ValueError:

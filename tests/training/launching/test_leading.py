@@ -11,6 +11,7 @@ from meshdsl.training.launching import crew, hosts, leading, terms
 from meshdsl.training.launching.elastic import Elastic
 from meshdsl.training.launching.events import NAME, events_of
 from meshdsl.training.launching.leading import Listed
+from meshdsl.training.processes import meeting
 from tests.training.launching.test_hosts import free_port
 
 
@@ -50,8 +51,9 @@ def came(crew, number, copies=()):
 
 
 @pytest.mark.parametrize("taken", [0, 1])
-def test_a_port_that_others_have_is_told_before_anything_is_started(taken, leader):
+def test_a_port_that_others_have_is_told_before_anything_is_started(taken, leader, monkeypatch):
     """Supervisors meet at the first port, processes at the one after it."""
+    monkeypatch.setattr(meeting, "_HELD", 0.0)
     port = free_port()
     where = ["", ", the one after that of --coordinator"][taken]
     with (

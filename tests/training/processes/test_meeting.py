@@ -208,3 +208,10 @@ def test_a_coordinator_is_a_host_and_a_port(wrong):
 def test_long_lists_of_processes_are_cut():
     assert listed([3]) == "process 3"
     assert listed(range(12)) == "processes 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"
+
+
+def test_a_port_that_one_before_holds_for_a_moment_is_waited_for(coordinator, monkeypatch):
+    port = int(coordinator.split(":")[1])
+    other = socket.create_server(("", port))
+    monkeypatch.setattr(meeting.time, "sleep", lambda seconds: other.close())
+    meeting.check_free(port)
