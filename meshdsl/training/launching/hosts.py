@@ -38,7 +38,7 @@ from meshdsl.training.launching.job_time import START
 from meshdsl.training.launching.leading import Listed, Superseded, end, lead, leader, names_of
 from meshdsl.training.launching.lines import Line
 from meshdsl.training.launching.rehearsing import REHEARSAL, Rehearsals
-from meshdsl.training.launching.terms import Host, misfit, other_code, other_devices
+from meshdsl.training.launching.terms import Devices, Host, misfit, other_code, other_devices
 from meshdsl.training.processes.meeting import address_of, check_free, listed, listening
 
 _REPORT_AFTER = 5.0  # seconds of waiting before the first report
@@ -124,7 +124,7 @@ class _Member:
     names: list[str]
     port: int
     copies: list[dict[str, Any]]
-    devices: int | None
+    devices: Devices | None
     rehearses: bool
     ready: bool = False
     leaving: int = 0
@@ -171,7 +171,7 @@ class Hosts:
         self._ahead = 0  # for how many processes programs are compiled ahead
         self._unfinished: set[tuple[int, int]] = set()  # which still compile, of which start
         self._compiled: set[int] = set()  # for how many processes there are programs
-        self._devices: set[int | None] = set()  # how many the processes of other hosts have had
+        self._devices: set[Devices | None] = set()  # how many the processes of other hosts have had
         port = address_of(terms.coordinator)[1]
         if not starts:  # where its first processes meet
             check_free(port + 1, where=", the one after that of --coordinator")
@@ -484,10 +484,10 @@ class Hosts:
                 names_of(peer, [str(name) for name in hello["names"]]),
                 int(hello["port"]),
                 [*hello["copies"]],
-                hello["devices"],
+                Devices(*hello["devices"]) if hello["devices"] else None,
                 bool(hello["rehearses"]),
             )
-            lasting = refusal or misfit(hello, self._terms) or self._unfit(hello, member)
+            lasting = refusal or misfit(hello, self._terms) or self._unfit(member)
             refusal = lasting or self._not_now(hello, member)
         except (KeyError, TypeError, ValueError):  # of other code, or not one of ours
             lasting, member = refusal, None
@@ -546,16 +546,24 @@ class Hosts:
             self._reported.add(text)
             self._report(text)
 
-    def _unfit(self, hello: Mapping[str, Any], new: _Member) -> str:
+    def _unfit(self, new: _Member) -> str:
         """Returns why a host cannot take the place of another one.
 
         The processes of the first start compare their devices themselves, and know them better.
+        What /dev shows is only reported: it may count what no process uses.
         """
         if not new.spare and not self._has_begun:
             return ""
         with self._changed:
             others = {one.devices for one in self._members if not one.spare}
-        return other_devices(hello, {self._host.devices} | self._devices | others)
+        known = {self._host.devices} | self._devices | others
+        told = {one for one in known if one is not None and one.told}
+        own = new.devices
+        if own is not None and own.told and (differs := other_devices(new.host, own, told)):
+            return differs
+        if differs := other_devices(new.host, own, known):
+            self._report_once(f"as far as /dev shows, {differs}")
+        return ""
 
     def _not_now(self, hello: Mapping[str, Any], new: _Member) -> str:
         """Adds a supervisor that has come, or returns what is in its way."""

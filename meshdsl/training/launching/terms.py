@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshdsl.training.launching.crew import Command, free_port
 from meshdsl.training.launching.elastic import Elastic
@@ -18,6 +18,17 @@ from meshdsl.training.launching.warm import Warm
 from meshdsl.training.processes.meeting import address_of
 
 _DEVICES = ("/dev/nvidia[0-9]*", "/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
+
+
+class Devices(NamedTuple):
+    """How many devices each process of a host has.
+
+    Attributes:
+        told: whether the user has said so; else it is what /dev shows, which may be others'.
+    """
+
+    number: int
+    told: bool
 
 
 @dataclass(frozen=True)
@@ -77,11 +88,11 @@ class Host:
     copies: Path | None = None
     spare: bool = False
     warm: Warm | None = None
-    devices: int | None = None
+    devices: Devices | None = None
     rehearses: bool = False
 
 
-def devices_here(virtual: int | None, environment: Mapping[str, str]) -> int | None:
+def devices_here(virtual: int | None, environment: Mapping[str, str]) -> Devices | None:
     """Returns how many devices a process of this host has, as far as one sees without JAX.
 
     None: that is not known. A supervisor never opens devices, which its processes need.
@@ -90,13 +101,15 @@ def devices_here(virtual: int | None, environment: Mapping[str, str]) -> int | N
         virtual: how many virtual devices each process makes, if it does.
     """
     if virtual is not None:
-        return virtual
+        return Devices(virtual, True)
     if environment.get("JAX_PLATFORMS") == "cpu":
         return None
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return len([one for one in visible.split(",") if one.strip()]) or None
-    return next((len(found) for one in _DEVICES if (found := glob(one))), None)
+        named = [one.strip() for one in visible.split(",") if one.strip()]
+        hidden = not named or any(one.startswith("-") for one in named)
+        return None if hidden else Devices(len(named), True)
+    return next((Devices(len(found), False) for one in _DEVICES if (found := glob(one))), None)
 
 
 def other_code(hello: Mapping[str, Any], terms: Terms) -> str:
@@ -122,17 +135,17 @@ def misfit(hello: Mapping[str, Any], terms: Terms) -> str:
     return ""
 
 
-def other_devices(hello: Mapping[str, Any], known: Collection[int | None]) -> str:
-    """Returns why a host cannot take the place of another one.
+def other_devices(host: str, own: Devices | None, known: Collection[Devices | None]) -> str:
+    """Returns how the devices of a host differ from those of all other hosts.
 
     Args:
-        known: how many devices the processes of other hosts have.
+        known: those of other hosts.
     """
-    own, usual = hello["devices"], sorted({one for one in known if one is not None})
-    if own is None or not usual or own in usual:
+    usual = sorted({one.number for one in known if one is not None})
+    if own is None or not usual or own.number in usual:
         return ""
     return (
-        f"each process on {hello['host']} has {own} device{'s' * (own != 1)}, those of other hosts "
-        f"{' or '.join(map(str, usual))}, and all need the same. See --host_devices and "
+        f"each process on {host} has {own.number} device{'s' * (own.number != 1)}, those of other "
+        f"hosts {' or '.join(map(str, usual))}, and all need the same. See --host_devices and "
         "CUDA_VISIBLE_DEVICES, or which devices are missing (`meshdsl doctor`)"
     )

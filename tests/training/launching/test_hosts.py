@@ -27,7 +27,7 @@ from pathlib import Path
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.training.launching.elastic import Elastic
 from meshdsl.training.launching.succession import HostSupervisor
-from meshdsl.training.launching.terms import Host, Terms
+from meshdsl.training.launching.terms import Devices, Host, Terms
 
 given = json.loads(sys.argv[1])
 folder = Path(given["folder"])
@@ -64,7 +64,8 @@ terms = Terms(where, given["total"], given["code"], given["silence"], elastic)
 copies = folder / f"copies.{given['first']}"
 rest = command, os.environ, Path(given["workdir"]), (given["patience"], 60.0), say
 try:
-    last = given["shrink_after"], copies, given["spare"], warm, given["devices"]
+    devices = Devices(given["devices"], True)
+    last = given["shrink_after"], copies, given["spare"], warm, devices
     code = HostSupervisor(Host(terms, numbers, *rest, *last), (5, 60.0)).run()
 except ValueError as error:
     say(error)

@@ -43,9 +43,9 @@ def leader(tmp_path, monkeypatch):
 def came(crew, number, copies=()):
     """Lets another host come to a first supervisor."""
     line = SimpleNamespace(send=lambda **said: None, close=lambda: None, heard=0.0)
-    name = f"host{number}"
+    name, one = f"host{number}", terms.Devices(1, True)
     new = hosts._Member(
-        line, range(number, number + 1), name, name, False, [name], 1, copies, 1, True
+        line, range(number, number + 1), name, name, False, [name], 1, copies, one, True
     )
     assert crew._not_now({"token": crew._token}, new) == ""
 
@@ -80,11 +80,12 @@ def test_a_host_without_free_ports_is_told_how_to_find_them(monkeypatch):
 @pytest.mark.parametrize(
     ("virtual", "variables", "files", "devices"),
     [
-        (4, {}, 8, 4),
+        (4, {}, 8, (4, True)),
         (None, {"JAX_PLATFORMS": "cpu"}, 8, None),
-        (None, {"CUDA_VISIBLE_DEVICES": "0, 3"}, 8, 2),
+        (None, {"CUDA_VISIBLE_DEVICES": "0, 3"}, 8, (2, True)),
         (None, {"CUDA_VISIBLE_DEVICES": ""}, 8, None),
-        (None, {}, 8, 8),
+        (None, {"CUDA_VISIBLE_DEVICES": "-1"}, 8, None),
+        (None, {}, 8, (8, False)),
         (None, {}, 0, None),
     ],
 )
@@ -136,15 +137,20 @@ def took(crew, *numbers):
 
 def test_a_host_that_comes_back_without_some_of_its_devices_is_refused(leader):
     """Else its process would end at every start, and the job at last."""
-    crew, _, _ = leader(shrink_after=10.0)
-    hello = {"host": "host2", "devices": 7}
-    new = SimpleNamespace(spare=False)
-    assert crew._unfit(hello, new) == ""  # the processes of the first start know it better
+    crew, said, _ = leader(shrink_after=10.0)
+
+    def unfit(*devices):
+        new = SimpleNamespace(spare=False, host="host2", devices=None)
+        new.devices = terms.Devices(*devices) if devices else None
+        return crew._unfit(new)
+
+    assert unfit(7, True) == ""  # the processes of the first start know it better
     took(crew, 1, 2)
     crew._members.pop()
-    assert crew._unfit(hello, new).startswith("each process on host2 has 7 devices, those of")
-    assert crew._unfit({**hello, "devices": 1}, new) == ""
-    assert crew._unfit({**hello, "devices": None}, new) == ""
+    assert unfit(7, True).startswith("each process on host2 has 7 devices, those of other hosts 1")
+    assert unfit(1, True) == unfit() == "" and not said
+    assert unfit(7, False) == ""  # devices in /dev may be others'
+    assert said[0].startswith("as far as /dev shows, each process on host2 has 7 devices")
 
 
 def test_programs_are_compiled_ahead_for_one_host_fewer(leader, tmp_path, monkeypatch):
