@@ -220,7 +220,7 @@ class Weights:
             rest = [f"... and {len(problems) - _MOST} more"] if len(problems) > _MOST else []
             first = f"weights {self.files.path} are of another model"
             named_here = any(stored.dims for stored in tensors.values())
-            if not named_here and tensors.keys().isdisjoint(wanted):
+            if tensors and not named_here and tensors.keys().isdisjoint(wanted):
                 first += (
                     "; none of the names are of meshdsl: if this is a folder of Hugging Face, it "
                     "lacks its config.json; download that beside the weights"

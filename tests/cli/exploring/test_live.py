@@ -136,8 +136,12 @@ def test_a_name_of_elsewhere_that_leads_here_is_refused(port, computed, host):
     """A page whose name was rebound to 127.0.0.1 has the same origin as this process."""
     host = host and host.format(port=port)
     for path, body in [("/", None), ("/plan", GOOD)]:
-        status, read, _ = send(port, path, body, Host=host, Origin=f"http://{host}")
-        assert status in (400, 403)  # without a host it is no request of HTTP 1.1
+        try:
+            status, read, _ = send(port, path, body, Host=host, Origin=f"http://{host}")
+        except ConnectionResetError:
+            assert host is None  # no request of HTTP 1.1: it may be refused before it is all read
+            continue
+        assert status == (400 if host is None else 403)
         assert PAGE not in read.decode()
     assert not computed
 
