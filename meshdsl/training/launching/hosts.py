@@ -557,9 +557,9 @@ class Hosts:
         with self._changed:
             others = {one.devices for one in self._members if not one.spare}
         known = {self._host.devices} | self._devices | others
-        told = {one for one in known if one is not None and one.told}
+        given = {one for one in known if one is not None and one.given}
         own = new.devices
-        if own is not None and own.told and (differs := other_devices(new.host, own, told)):
+        if own is not None and own.given and (differs := other_devices(new.host, own, given)):
             return differs
         if differs := other_devices(new.host, own, known):
             self._report_once(f"as far as /dev shows, {differs}")

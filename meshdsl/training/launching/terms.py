@@ -1,7 +1,7 @@
 """What the supervisors of a job on several hosts must have alike, and why one is refused.
 
 Guarantees:
-    A host that cannot take part is told when it comes, not when it is needed.
+    A host that cannot take part is refused when it comes, not when it is needed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Devices(NamedTuple):
     """How many devices each process of a host has.
 
     Attributes:
-        told: whether the user has said so; else it is what /dev shows, which may be others'.
+        given: whether the user has said so; else it is what /dev shows, which may be others'.
     """
 
     number: int
-    told: bool
+    given: bool
 
 
 @dataclass(frozen=True)

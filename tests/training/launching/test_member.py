@@ -59,15 +59,15 @@ def test_all_that_compiles_ahead_on_a_host_ends_before_a_start(compiles, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("program", "told"),
+    ("program", "event"),
     [
         ("1 / 0", "ended with exit code 1, and the job goes on: ZeroDivisionError: div"),
         ("import os; os.kill(os.getpid(), 9)", "was killed by signal 9 (SIGKILL), and the job"),
         ("raise SystemExit(75)", {"rehearsed": 1, "of": 4}),
     ],
 )
-def test_the_first_supervisor_knows_what_has_compiled_ahead(program, told, compiles):
-    """What could not is told on its host, and does no harm."""
+def test_the_first_supervisor_knows_what_has_compiled_ahead(program, event, compiles):
+    """What could not is reported on its host, and does no harm."""
     one, said = compiles(program)
     line = SimpleNamespace(send=lambda **message: said.append(message))
     one._rehearse(line, {"rehearse": 1, "of": 4, "flags": [], "variables": {}})
@@ -75,9 +75,9 @@ def test_the_first_supervisor_knows_what_has_compiled_ahead(program, told, compi
         time.sleep(0.02)
     (first,) = said
     assert (
-        first == told
-        if isinstance(told, dict)
-        else first.removeprefix("what compiles ahead ").startswith(told)
+        first == event
+        if isinstance(event, dict)
+        else first.removeprefix("what compiles ahead ").startswith(event)
     )
 
 
