@@ -2,8 +2,9 @@
 
 Each collective costs a latency, whatever it sends. So collectives of one op, dtype and kind, over
 the same axes and in the same block, are joined: those with equally many such collectives before
-them. Groups are joined one after the other. Without a limit of bytes (`bucket_bytes`), a group
-becomes as few as its longest chain of dependent collectives when its turn comes.
+them. Groups are joined one after the other, until nothing can be joined. Without a limit of bytes
+(`bucket_bytes`), a group becomes as few as its longest chain of dependent collectives when its turn
+comes.
 
 - A joined reduction is written where the last of its operands is ready.
 - A joined gather is written where the first of its results is read, if all operands are ready by
@@ -61,7 +62,15 @@ def bucket(program: SpmdProgram, options: Options) -> SpmdProgram:
 
 
 def _with_buckets(program: SpmdProgram, limit: int | None, rings: bool) -> SpmdProgram:
-    return each_block(program, lambda block: _joined(block, program.mesh, limit, rings))
+    return each_block(program, lambda block: _all_joined(block, program.mesh, limit, rings))
+
+
+def _all_joined(block: Block, mesh: Mesh, limit: int | None, rings: bool) -> Block:
+    # A bucket depends on all that its parts depend on. So buckets of one group can bring two
+    # collectives of a group before it to the same place in their chain.
+    while (after := _joined(block, mesh, limit, rings)) is not block:
+        block = after
+    return block
 
 
 def _joined(block: Block, mesh: Mesh, limit: int | None, rings: bool) -> Block:

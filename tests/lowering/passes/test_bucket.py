@@ -10,11 +10,16 @@ import pytest
 import meshdsl as md
 from meshdsl import optim
 from meshdsl.lowering.options import DEFAULT, Options
+from meshdsl.lowering.passes import PASSES
 from meshdsl.lowering.passes.bucket import bucket
+from meshdsl.lowering.passes.overlap import rings
+from meshdsl.lowering.passes.prefetch import prefetch
+from meshdsl.lowering.passes.tidy import tidy
 from meshdsl.lowering.passes.verify import verify
 from meshdsl.training.state import create, spec_of
 from meshdsl.training.step import make_train_step
 from tests.lowering.passes.running import run
+from tests.property.programs import make_case
 
 APART = Options(bucket_bytes=0)
 LAYERS, SIZE = 6, 16
@@ -158,6 +163,18 @@ def test_nothing_is_joined_across_the_border_of_a_loop():
 
 def test_joining_twice_joins_no_more():
     program = step()
+    assert bucket(program, DEFAULT) is program
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of rules and options that change nothing
+def test_what_other_buckets_bring_together_is_joined_too():
+    # In this random program a gather may join others only after reductions were joined.
+    case = make_case(6718)
+    jitted = md.jit(case.function, case.mesh, case.layout, "numpy", options=APART)
+    program = rings(tidy(jitted.lower(case.inputs), DEFAULT), smallest=0, intensity=0)
+    program = prefetch(bucket(program, DEFAULT))
+    for one in PASSES:
+        program = one(program, DEFAULT)
     assert bucket(program, DEFAULT) is program
 
 
