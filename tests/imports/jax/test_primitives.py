@@ -64,6 +64,30 @@ def draw(key, x):
     return jnp.where(jax.random.bernoulli(second, 0.5, x.shape), noise, x)
 
 
+def draw_each(key, x):
+    """Draws with a key for each row, as dropout under `jax.vmap` does."""
+
+    def row(key, x, number):
+        first, second = jax.random.split(key)
+        inner = jax.vmap(lambda n: jax.random.fold_in(jax.random.key(n), number))(jnp.arange(2))
+        noise = jax.random.normal(jax.random.fold_in(first, 3), x.shape)
+        noise += jax.random.uniform(jax.random.fold_in(second, number), ())
+        return jnp.where(jax.random.bernoulli(second, 0.5, x.shape), noise, x), (
+            jax.vmap(lambda key: jax.random.uniform(key, (3, 2)))(inner),
+            jax.random.bits(first, (3,), "uint8"),
+        )
+
+    return jax.vmap(row)(jax.random.split(key, len(x)), x, jnp.arange(len(x)))
+
+
+def over_rows(x, y):
+    def row(x, y):
+        mean, total = jax.lax.pmean((x, y), "row"), jax.lax.psum(1, "row")
+        return x - jax.lax.pmax(x, "row") + mean[0] * jax.lax.pmin(y, "row"), mean[1] * total
+
+    return jax.vmap(row, axis_name="row", in_axes=(0, None))(x, y[0])
+
+
 def conv(x, w, strides=(1, 1), padding="SAME", **kwargs):
     numbers = ("NHWC", "HWIO", "NHWC")
     return jax.lax.conv_general_dilated(x, w, strides, padding, dimension_numbers=numbers, **kwargs)
@@ -139,6 +163,8 @@ CASES = {
     "checkpoint": (lambda x, y: jax.checkpoint(lambda x: jnp.sin(x @ y))(x), X, Y),
     "vmap": (lambda x, y: jax.vmap(lambda r: y @ r)(x), X, Y),
     "random": (draw, KEY, X),
+    "random numbers of several keys": (draw_each, KEY, X),
+    "collectives of vmap": (over_rows, X, Y),
     "integers": (lambda x, n: (n // 2, n % 4, -n // 3, (n << 2) ^ n), X, N),
     "constant table": (lambda x, y: x * np.arange(24.0, dtype=np.float32).reshape(4, 6), X, Y),
     "convolution": (conv, IMAGE, FILTERS),

@@ -6,37 +6,60 @@ stands at no position.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import jax
 import numpy as np
 
 import meshdsl.ops as ops
 from meshdsl.imports.jax import conversion, inference
-from meshdsl.imports.jax.arrays import Array, plain
+from meshdsl.imports.jax.arrays import Array, plain, stretched
 from meshdsl.imports.jax.conversion import Unfit
 from meshdsl.imports.jax.inference import Dims
+from meshdsl.imports.jax.rules.elementwise import together
 from meshdsl.imports.jax.rules.rule import Rule, Table
 from meshdsl.ops.random_keys import FOLD_IN, KEY, words
-from meshdsl.ops.random_keys import RANDOM_BITS as BITS
 from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.trace import bind_one
 
 
-def _key(x: Array) -> Tensor:
-    """Returns one key, as the language has it."""
+def _drawn(site: conversion.Site, keys: Array) -> Tensor:
+    """Returns two words for each element of a result, [*keys' positions, *drawn, random_key]."""
     if not jax.config.values["jax_threefry_partitionable"]:
         raise Unfit("needs jax_threefry_partitionable=True, JAX's default")
-    if any(size != 1 for size in x.sizes):
-        raise Unfit("of several keys at once, as under jax.vmap")
-    tensor = x.tensor
-    for names in x.places:
+    labels = site.outputs[0]
+    shape = Shape(Dimension(n, s) for n, s in zip(labels, site.sizes(), strict=True))
+    count = len(keys.sizes)
+    if math.prod(keys.sizes) == 1:
+        return words(_one(keys), shape)
+    # One draw has one key. Several keys, as under jax.vmap, are folded with the positions instead:
+    # both encrypt a counter by a key.
+    drawn = list(shape)[count:]
+    if math.prod(dim.size for dim in drawn) > 2**32:
+        raise Unfit("of more than 2**32 numbers for each of several keys")
+    number = ops.full([], 0, "uint32")
+    for dim in drawn:
+        number = number * dim.size + ops.cast(ops.arange(dim), "uint32")
+    number = ops.broadcast(number, shape)
+    return bind_one(FOLD_IN, (plain(keys, labels[:count]).tensor, number), {"high": 0})
+
+
+def _one(keys: Array) -> Tensor:
+    """Returns a single key, without positions."""
+    tensor = keys.tensor
+    for names in keys.places:
         for name in names or ():
             tensor = ops.index(tensor, name, 0)
     return tensor
 
 
-def _infer_new(site: inference.Site, operands: list[Dims]) -> list[Dims]:
-    return [site.fresh(site.sizes())]
+def _infer_drawn(site: inference.Site, operands: list[Dims]) -> list[Dims]:
+    (keys,) = operands
+    count = len(keys.nodes)
+    new = site.fresh(site.sizes()[count:])
+    return [Dims((*keys.nodes, *new.nodes), (False,) * len(site.sizes()))]
 
 
 def _infer_wrap(site: inference.Site, operands: list[Dims]) -> list[Dims]:
@@ -66,33 +89,35 @@ def _unwrapped(site: conversion.Site, operands: list[Array]) -> list[Array]:
 
 def _seeded(site: conversion.Site, operands: list[Array]) -> list[Array]:
     (seed,) = operands
-    if seed.sizes:
-        raise Unfit("of several seeds at once, as under jax.vmap")
     if seed.number is not None:
         low = ops.full([], int(seed.number) % 2**32, "uint32")
     else:
         low = ops.cast(seed.tensor, "uint32")
-    tensor = ops.stack([ops.full([], 0, "uint32"), low], KEY)
-    return [Array(tensor, (), ())]
+    tensor = ops.stack([ops.full(low.shape, 0, "uint32"), low], KEY)
+    return [replace(seed, tensor=ops.transpose(tensor, [*low.shape, KEY]), number=None)]
 
 
 def _folded(site: conversion.Site, operands: list[Array]) -> list[Array]:
-    key, number = _key(operands[0]), operands[1]
-    tensor = bind_one(FOLD_IN, (key, ops.cast(number.tensor, "uint32")), {"high": 0})
-    return [Array(tensor, number.places, number.sizes)]
+    keys, number = operands
+    if math.prod(keys.sizes) == 1 and len(number.sizes) >= len(keys.sizes):
+        tensor = bind_one(FOLD_IN, (_one(keys), ops.cast(number.tensor, "uint32")), {"high": 0})
+        return [Array(tensor, number.places, number.sizes)]
+    sizes, labels = site.sizes(), site.outputs[0]
+    keys = plain(stretched(keys, sizes), labels)
+    if not number.sizes:
+        number = Array(number.tensor, (None,) * len(sizes), sizes)
+    low = ops.cast(plain(stretched(number, sizes), labels).tensor, "uint32")
+    tensor = bind_one(FOLD_IN, (keys.tensor, low), {"high": 0})
+    return [Array(tensor, tuple((name,) for name in labels), sizes)]
 
 
 def _split(site: conversion.Site, operands: list[Array]) -> list[Array]:
-    shape = Shape(Dimension(n, s) for n, s in zip(site.outputs[0], site.sizes(), strict=True))
-    params = {"shape": shape, "pairs": True, "start": 0}
-    tensor = bind_one(BITS, (_key(operands[0]),), params)
-    return [Array.of(tensor, [KEY.name])]
+    return [Array.of(_drawn(site, operands[0]), [KEY.name])]
 
 
 def _bits(site: conversion.Site, operands: list[Array]) -> list[Array]:
     width = site.params["bit_width"]
-    shape = Shape(Dimension(n, s) for n, s in zip(site.outputs[0], site.sizes(), strict=True))
-    pair = words(_key(operands[0]), shape)
+    pair = _drawn(site, operands[0])
     high, low = ops.index(pair, KEY, 0), ops.index(pair, KEY, 1)
     if width == 64:
         wide = ops.shift_left(ops.cast(high, "uint64"), 32)
@@ -108,11 +133,11 @@ def _same(site: conversion.Site, operands: list[Array]) -> list[Array]:
 
 
 TABLE: Table = {
-    "random_bits": Rule(_infer_new, _bits),
+    "random_bits": Rule(_infer_drawn, _bits),
     "random_clone": Rule(_infer_same, _same),
-    "random_fold_in": Rule(lambda site, operands: operands[1:], _folded),
+    "random_fold_in": Rule(together, _folded),
     "random_seed": Rule(_infer_same, _seeded),
-    "random_split": Rule(_infer_new, _split),
+    "random_split": Rule(_infer_drawn, _split),
     "random_unwrap": Rule(_infer_unwrap, _unwrapped),
     "random_wrap": Rule(_infer_wrap, _wrapped),
 }

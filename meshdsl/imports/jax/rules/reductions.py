@@ -50,6 +50,27 @@ def reduced(function: Callable[..., Tensor], repeats: str = "") -> Rule:
     return Rule(_infer_reduced, convert)
 
 
+def mapped(function: Callable[..., Tensor], repeats: str = "") -> Rule:
+    """Returns the rule of a collective of JAX over positions, as `jax.vmap` leaves it.
+
+    `jax.lax.pmean(x, "batch")` inside of `jax.vmap(..., axis_name="batch")` is one.
+    """
+    one = reduced(function, repeats)
+
+    def infer(site: inference.Site, operands: list[Dims]) -> list[Dims]:
+        return [dims for x in operands for dims in one.infer(site, [x])]
+
+    def convert(site: conversion.Site, operands: list[Array]) -> list[Array]:
+        named = [axis for axis in site.params["axes"] if isinstance(axis, str)]
+        if named:
+            raise Unfit(f"over the axis `{named[0]}` of a mesh of JAX")
+        if site.params["axis_index_groups"] is not None:
+            raise Unfit("of groups of positions")
+        return [array for x in operands for array in one.convert(site, [x])]
+
+    return Rule(infer, convert)
+
+
 def _arg(function: Callable[..., Tensor]) -> Rule:
     def convert(site: conversion.Site, operands: list[Array]) -> list[Array]:
         (axis,) = site.params["axes"]
@@ -133,6 +154,9 @@ TABLE: Table = {
     "cummin": cumulative(ops.cummin),
     "cumprod": cumulative(ops.cumprod),
     "cumsum": cumulative(ops.cumsum),
+    "pmax": mapped(ops.max),
+    "pmin": mapped(ops.min),
+    "psum": mapped(ops.sum, "times"),
     "reduce_and": reduced(ops.all),
     "reduce_max": reduced(ops.max),
     "reduce_min": reduced(ops.min),
