@@ -4,8 +4,9 @@ A key is the path of an argument's leaf, or a pattern of it: `*` is one componen
 Of several that match, the one with most components without wildcards decides, then the later one.
 A value has a name for each position. `_` leaves a position to inference, `...` any number of them.
 `(heads kv)` is one dim, `heads_kv`, which the program may split into `heads` and `kv`. A value may
-also be a `PartitionSpec` of names (of fewer positions than there are, as JAX's), a tree of such
-values, or a function of (path, sizes) that returns one, or None.
+also be a `PartitionSpec` of names (of fewer positions than there are, as JAX's), a tensor or a
+`md.spec` with these names, a tree of such values, or a function of (path, sizes) that returns one,
+or None.
 
 Flax keeps arrays in boxes with an attribute `value`. The name of that attribute, at the end of a
 path, may be left out of a key.
@@ -24,6 +25,8 @@ from jax.sharding import PartitionSpec
 
 from meshdsl.tensors.dims import Dimension, did_you_mean
 from meshdsl.tensors.module import path_of
+from meshdsl.tensors.named_array import Spec
+from meshdsl.tensors.tensor import Tensor
 
 _TOKEN = re.compile(r"\(([^()]*)\)|([^\s,()]+)|([()])")
 BOX = "value"  # the attribute that has the array, in the boxes of Flax
@@ -106,7 +109,8 @@ def _entries(names: Any, start: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(names, list | tuple | PartitionSpec):
         yield start, names
     elif names is not None:
-        for keys, value in jax.tree_util.tree_flatten_with_path(names)[0]:
+        leaves = jax.tree_util.tree_flatten_with_path(names, is_leaf=_has_names)[0]
+        for keys, value in leaves:
             path = without_box(keys)
             yield path_of(path, start) if path else start, value
 
@@ -115,6 +119,10 @@ def without_box(keys: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns the keys of a leaf, of a box those of the box."""
     last = keys[-1] if keys else None
     return keys[:-1] if isinstance(last, jax.tree_util.GetAttrKey) and last.name == BOX else keys
+
+
+def _has_names(value: Any) -> bool:
+    return isinstance(value, Tensor | Spec)
 
 
 def _is_tree(value: Any) -> bool:
@@ -167,7 +175,7 @@ def _parsed(value: Any) -> Iterator[Word | str | None]:
             yield from _parsed(f"({' '.join(parts)})") if parts else [each and Word(_checked(each))]
         return
     if not isinstance(value, str):
-        for each in value:
+        for each in value.dims if isinstance(value, Tensor | Spec) else value:
             yield Word(_checked(each.name if isinstance(each, Dimension) else each))
         return
     for group, name, stray in _TOKEN.findall(value):
