@@ -3,9 +3,9 @@
     python examples/equinox_mlp.py --mesh_shape=data:2,model:4 --layout='batch:data;hidden:model' \
         --host_devices=8
 
-A model of Equinox holds functions beside its arrays, and a program takes arrays: `eqx.partition`
-parts them. `md.from_jax` names the dims of the arrays: those of the images and of one weight are
-said, the others follow. The losses are those of `jax.jit` of the same step.
+A model of Equinox holds functions beside its arrays; `md.from_equinox` takes it whole. It names the
+dims of the arrays: those of the images and of one weight are said, the others follow. The losses
+are those of `equinox.filter_jit` of the same step.
 """
 
 import argparse
@@ -19,22 +19,18 @@ from sklearn.datasets import load_digits
 import meshdsl as md
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
-NAMES = {"image": "batch pixel", "arrays/layers/0/weight": "hidden _"}
+NAMES = {"image": "batch pixel", "model/layers/0/weight": "hidden _"}
 
 
-def step_of(rest):
-    """Returns the step of a model whose parts that are no arrays are `rest`."""
+def loss_of(model, image, label):
+    logits = jax.vmap(model)(image)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, label).mean()
 
-    def train_step(arrays, state, image, label):
-        def loss(arrays):
-            logits = jax.vmap(eqx.combine(arrays, rest))(image)
-            return optax.softmax_cross_entropy_with_integer_labels(logits, label).mean()
 
-        value, grads = jax.value_and_grad(loss)(arrays)
-        updates, state = OPTIMIZER.update(grads, state, arrays)
-        return eqx.apply_updates(arrays, updates), state, value
-
-    return train_step
+def train_step(model, state, image, label):
+    value, grads = eqx.filter_value_and_grad(loss_of)(model, image, label)
+    updates, state = OPTIMIZER.update(grads, state, eqx.filter(model, eqx.is_array))
+    return eqx.apply_updates(model, updates), state, value
 
 
 def digits():
@@ -50,13 +46,13 @@ def batches(steps, size=64):
         yield images[start : start + size], labels[start : start + size]
 
 
-def train(step, arrays, steps):
-    """Returns the arrays and the loss of each step."""
-    state, losses = OPTIMIZER.init(arrays), []
+def train(step, model, steps):
+    """Returns the model and the loss of each step."""
+    state, losses = OPTIMIZER.init(eqx.filter(model, eqx.is_array)), []
     for image, label in batches(steps):
-        arrays, state, loss = step(arrays, state, image, label)
+        model, state, loss = step(model, state, image, label)
         losses.append(float(loss))
-    return arrays, losses
+    return model, losses
 
 
 def main():
@@ -70,15 +66,13 @@ def main():
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", given.host_devices)
     model = eqx.nn.MLP(64, 10, width_size=128, depth=1, key=jax.random.key(0))
-    arrays, rest = eqx.partition(model, eqx.is_array)
-    program = md.from_jax(step_of(rest), NAMES)
+    program = md.from_equinox(train_step, NAMES)
     step = md.jit(program, given.mesh_shape, given.layout, donate="state")
-    trained, losses = train(step, arrays, given.steps)
+    trained, losses = train(step, model, given.steps)
     print("a weight:", trained.layers[0].weight.dims)
     images, labels = digits()  # the last are held out
-    model = eqx.combine(md.unnamed(trained), rest)
-    right = jax.vmap(model)(images[1500:]).argmax(-1) == labels[1500:]
-    _, expected = train(jax.jit(step_of(rest)), arrays, given.steps)
+    right = jax.vmap(md.unnamed(trained))(images[1500:]).argmax(-1) == labels[1500:]
+    _, expected = train(eqx.filter_jit(train_step), model, given.steps)
     print(f"loss: {losses[0]:.4f} to {losses[-1]:.4f}; of plain JAX: to {expected[-1]:.4f}")
     print(f"accuracy on held-out digits: {right.mean():.3f}")
 

@@ -38,6 +38,7 @@ from meshdsl import nn, optim  # which are written in the language
 
 if TYPE_CHECKING:
     from meshdsl.imports.jax.function import from_jax
+    from meshdsl.imports.jax.whole import from_equinox
     from meshdsl.reports.notebook.showing import show
 
 __all__ = [
@@ -124,6 +125,7 @@ __all__ = [
     "flip",
     "floor",
     "floor_divide",
+    "from_equinox",
     "from_jax",
     "full",
     "gelu",
@@ -268,6 +270,7 @@ __all__ = [
 
 # Few programs use these: others do not wait for what they import.
 _LATER = {
+    "from_equinox": "meshdsl.imports.jax.whole",
     "from_jax": "meshdsl.imports.jax.function",
     "show": "meshdsl.reports.notebook.showing",
 }

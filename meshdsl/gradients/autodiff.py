@@ -168,12 +168,13 @@ def grad(function: Callable, wrt: int | Sequence[int] = 0, has_aux: bool = False
 def _naming_as(function: Callable) -> Callable[[Callable], Any]:
     """Returns a decorator: a function with the same arguments names plain arrays as `function`.
 
-    Programs of `md.from_jax` do so.
+    Programs of `md.from_jax` and `md.from_equinox` do so.
     """
 
     def decorate(derived: Any) -> Any:
-        if hasattr(function, "name_arguments"):
-            derived.name_arguments = function.name_arguments
+        for each in ("name_arguments", "names_numbers"):
+            if hasattr(function, each):
+                setattr(derived, each, getattr(function, each))
         return derived
 
     return decorate

@@ -212,9 +212,8 @@ def with_numbers(name: str, leaves: list[Any], tree: Any) -> list[Any]:
         elif callable(leaf):
             problems.append(
                 f"  {path}: {type(leaf).__name__} is a function, and arguments are trees of "
-                "arrays; keep it out of them, as in arrays, rest = eqx.partition(model, "
-                "eqx.is_array), and put it back inside of the function, as in "
-                "eqx.combine(arrays, rest)"
+                "arrays; keep it out of them, or make the program with md.from_equinox, which "
+                "takes models with functions in them"
             )
         else:
             what = f"{type(leaf).__name__} is no array and no tree of arrays"
@@ -259,11 +258,12 @@ def arguments_of(
 ) -> tuple[Sequence[Any], dict[str, Any]]:
     """Returns a call's arguments, plain arrays with names if the function names them itself.
 
-    Programs of `md.from_jax` do so.
+    Programs of `md.from_jax` do so. Those of `md.from_equinox` do so with all that is no tensor.
     """
     name = getattr(function, "name_arguments", None)
     if name is None:
         return args, kwargs
-    given = jax.tree.leaves((args, kwargs), is_leaf=lambda x: isinstance(x, Tensor | Spec))
-    plain = any(not isinstance(x, Tensor | Spec) and hasattr(x, "shape") for x in given)
+    given = jax.tree.leaves((args, kwargs), is_leaf=is_leaf)
+    every = getattr(function, "names_numbers", False)
+    plain = any(not is_leaf(leaf) and (every or hasattr(leaf, "shape")) for leaf in given)
     return name(*args, **kwargs) if plain else (args, kwargs)

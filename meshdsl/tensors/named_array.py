@@ -29,6 +29,7 @@ from meshdsl.tensors.cuts import Cuts, unpad
 from meshdsl.tensors.dims import Dimension, DimsLike, Shape, as_list
 from meshdsl.tensors.dtypes import as_dtype, short
 from meshdsl.tensors.idioms import answer_jax, refuse, refuse_primitive
+from meshdsl.tensors.static import Static
 from meshdsl.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -287,7 +288,8 @@ def unnamed(tree: Any) -> Any:
     """Returns a tree with plain arrays for NamedArrays: `variables = md.unnamed(params)`.
 
     It is for what goes back to Flax, Equinox, or any other function of JAX. Arrays on a mesh stay
-    there, and have no pads; see `NamedArray.unpadded`. Other leaves stay as they are.
+    there, and have no pads; see `NamedArray.unpadded`. Models of `md.from_equinox` are whole again.
+    Other leaves stay as they are.
 
     Examples:
         >>> step = md.jit(lambda params: {"w": 2 * params["w"]})
@@ -295,11 +297,13 @@ def unnamed(tree: Any) -> Any:
         >>> md.unnamed(params)
         {'w': Array([2., 4.], dtype=float32)}
     """
-    return jax.tree.map(
-        lambda leaf: leaf.unpadded() if isinstance(leaf, NamedArray) else leaf,
-        tree,
-        is_leaf=lambda leaf: isinstance(leaf, Tensor),
-    )
+
+    def plain(leaf: Any) -> Any:
+        if isinstance(leaf, NamedArray):
+            return leaf.unpadded()
+        return leaf.value if isinstance(leaf, Static) else leaf
+
+    return jax.tree.map(plain, tree, is_leaf=lambda leaf: isinstance(leaf, Tensor | Static))
 
 
 def _plain(data: Any) -> np.ndarray:

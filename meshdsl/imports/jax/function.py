@@ -101,10 +101,6 @@ def from_jax(function: Callable[..., Any], names: Names = None, roll: str | None
         >>> print(w.dims, md.jit(program, "data:2,model:2", "batch:data; d_ff:model")(x, w).layout)
         [embed=4, d_ff=6] batch:data; d_ff:model
     """
-    if not callable(function):
-        raise ValueError(f"from_jax converts a function, not {function!r}")
-    if roll is not None and not roll.isidentifier():
-        raise ValueError(f"from_jax: roll is the name of a dim, such as 'layers', got {roll!r}")
     return FromJax(function, names, roll)
 
 
@@ -170,13 +166,25 @@ class FromJax:
     """A function of JAX over named dims; see `from_jax`.
 
     Where the function takes and returns arrays of JAX, it takes and returns tensors.
+
+    Attributes:
+        maker: the word of the language that makes such functions.
+        names_numbers: whether Python's numbers are arguments for `name_arguments`.
     """
 
     __name__: str
+    maker = "from_jax"
+    names_numbers = False
 
     def __init__(
         self, function: Callable[..., Any], names: Names = None, roll: str | None = None
     ) -> None:
+        if not callable(function):
+            raise ValueError(f"{self.maker} converts a function, not {function!r}")
+        if roll is not None and not roll.isidentifier():
+            raise ValueError(
+                f"{self.maker}: roll is the name of a dim, such as 'layers', got {roll!r}"
+            )
         functools.update_wrapper(self, function, updated=())
         self.function = function
         self.names = names
@@ -189,7 +197,7 @@ class FromJax:
             self.__name__ = type(function).__name__
 
     def __repr__(self) -> str:
-        return f"<md.from_jax of {self.__name__}{self._signature}>"
+        return f"<md.{self.maker} of {self.__name__}{self._signature}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not is_tracing():
@@ -223,7 +231,7 @@ class FromJax:
             each.leaves = [_bare(leaf) for leaf in each.leaves]
         inferred = self._inferred(arguments)
         names = iter(inferred.inputs)
-        bound = self._signature.bind(*args, **kwargs)
+        bound = self._bound(args, kwargs)
         parts = _parts(inferred, arguments)
         for each, leaves, part in zip(arguments, _stacked(arguments, parts), parts, strict=True):
             result = [_name(leaf, next(names)) if _is_array(leaf) else leaf for leaf in leaves]
@@ -249,13 +257,15 @@ class FromJax:
         """
         if self.roll is not None and not self._parts:
             raise ValueError(
-                f"from_jax: {self.__name__} knows no stacks yet: call named(...) with arguments as "
-                "the function takes them, such as jax.ShapeDtypeStructs, first"
+                f"{self.maker}: {self.__name__} knows no stacks yet: call named(...) with "
+                "arguments as the function takes them, such as jax.ShapeDtypeStructs, first"
             )
         known: dict[Any, Part] = {}
         for (owner, shape), part in self._parts.items():
             if name in (None, owner) and known.setdefault(shape, part) != part:
-                raise ValueError("from_jax: several arguments have trees like this: give `name`")
+                raise ValueError(
+                    f"{self.maker}: several arguments have trees like this: give `name`"
+                )
 
         def has_stacks(value: Any) -> bool:
             return jax.tree.structure(value, is_leaf=_is_named) in known
@@ -281,8 +291,14 @@ class FromJax:
             each.leaves = [_bare(leaf) for leaf in each.leaves]
         return self._inferred(arguments)
 
+    def _run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        return self.function(*args, **kwargs)
+
+    def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+        return self._signature.bind(*args, **kwargs)
+
     def _arguments(self, args: Sequence[Any], kwargs: Any) -> list[_Argument]:
-        bound = self._signature.bind(*args, **kwargs)
+        bound = self._bound(args, kwargs)
         arguments = []
         for name, value in bound.arguments.items():
             keyed, tree = jax.tree_util.tree_flatten_with_path(value, is_leaf=_is_named)
@@ -299,9 +315,9 @@ class FromJax:
         foreign = [each.name for each in arguments if each.part is None and self._stacks_in(each)]
         if foreign:
             raise ValueError(
-                f"from_jax: {self.__name__} has not made the stacks over `{self.roll}` that are in "
-                f"{', '.join(foreign)}: call named(...) with arguments as the function takes them, "
-                "such as jax.ShapeDtypeStructs, first"
+                f"{self.maker}: {self.__name__} has not made the stacks over `{self.roll}` that "
+                f"are in {', '.join(foreign)}: call named(...) with arguments as the function "
+                "takes them, such as jax.ShapeDtypeStructs, first"
             )
         known = [leaf for each in arguments for leaf in each.known()]
         trees = OrderedDict((each.name, each.apart) for each in arguments)
@@ -334,8 +350,8 @@ class FromJax:
         """
         if any(word is not None and word.name == self.roll for said in words for word in said):
             raise ValueError(
-                f"from_jax: roll={self.roll!r}: a dim of the arguments has this name already; take "
-                "another one for the layers"
+                f"{self.maker}: roll={self.roll!r}: a dim of the arguments has this name already; "
+                "take another one for the layers"
             )
 
     def _infer(self, leaves: Sequence[Any], tree: Any) -> Inferred:
@@ -350,7 +366,7 @@ class FromJax:
             bound = self._signature.bind_partial()
             bound.arguments = jax.tree.unflatten(tree, full)
             before = jax.tree_util.tree_flatten_with_path(bound.arguments)[0]
-            result = self.function(*bound.args, **bound.kwargs)
+            result = self._run(bound.args, bound.kwargs)
             after = jax.tree_util.tree_flatten_with_path(bound.arguments)[0]
             changed.clear()
             changed.update(replaced(before, after, result))
@@ -364,7 +380,7 @@ class FromJax:
         if changed and (gone := lost(flat, specs, lambda: changed)):
             listed = ", ".join(gone[:4]) + f" and {len(gone) - 4} more" * (len(gone) > 4)
             warnings.warn(
-                f"from_jax: {self.__name__}{source.at} changes parts of its arguments in place "
+                f"{self.maker}: {self.__name__}{source.at} changes parts of its arguments in place "
                 f"({listed}) and does not return them, so the changes are lost: "
                 "return what is changed, such as the model or nnx.state(model)",
                 stacklevel=2,
@@ -373,7 +389,7 @@ class FromJax:
             prints = any(each.startswith("`debug_print") for each in unknown)
             instead = "; return what is printed, and give it to md.print" if prints else ""
             raise ValueError(
-                f"from_jax: {self.__name__} uses primitives of JAX that have no translation: "
+                f"{self.maker}: {self.__name__} uses primitives of JAX that have no translation: "
                 f"{'; '.join(unknown)}. Compute that part in the language, or with md.local, which "
                 f"runs a function of JAX on each device's arrays{instead}"
             )
@@ -386,8 +402,8 @@ class FromJax:
         if self.roll is not None and rolling is None:
             unlike = difference(closed, alike, [leaf.path for leaf in arrays])
             warnings.warn(
-                f"from_jax: roll={self.roll!r}: {self.__name__}{source.at} has no equal layers, "
-                "with parameters of their own, one after the other: they stay apart"
+                f"{self.maker}: roll={self.roll!r}: {self.__name__}{source.at} has no equal "
+                "layers, with parameters of their own, one after the other: they stay apart"
                 + (f"; the first that differs: {unlike}" if unlike else ""),
                 stacklevel=2,
             )
@@ -413,7 +429,7 @@ class FromJax:
             _say(classes, dims.nodes, each, path)
         if classes.conflicts:
             raise ValueError(
-                f"from_jax: names of {self.__name__} contradict each other: "
+                f"{self.maker}: names of {self.__name__} contradict each other: "
                 + "; ".join(classes.conflicts)
                 + ". Give them one name, or change the function so that they do not meet"
             )
