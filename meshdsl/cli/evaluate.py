@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from absl import flags
+from numpy.typing import NDArray
 
 from meshdsl.cli import job as jobs
 from meshdsl.cli.checkpointed import (
@@ -27,6 +28,7 @@ from meshdsl.training.data.corpus import has_chats
 from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.files import find
 from meshdsl.training.reporting.output import give, tell
+from meshdsl.training.reporting.progress import Progress
 
 if TYPE_CHECKING:
     from meshdsl.generation.scoring import Score
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from meshdsl.training.data import Source
     from meshdsl.training.data.tokenizers import Tokenizer
 
+_PATIENCE = 10.0  # seconds until a line says how much is done, where there is no terminal
 _TEXT = {"tokens", "targets"}  # what a batch of text has
 _OF_DATA = (
     "data",
@@ -92,15 +95,17 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     )
     scorer.load(trained.load(scorer.like, scorer.places()))
     most = values.eval_batches if values["eval_batches"].present else None
-    scores = {
-        name: scorer.score(source, _spread(len(source), most, batch_size))
-        for name, source in texts.items()
-    }
+    chosen = {name: _spread(len(source), most, batch_size) for name, source in texts.items()}
+    scores = {}
+    with Progress(sum(map(len, chosen.values())), "examples", patience=_PATIENCE) as progress:
+        for name, source in texts.items():
+            scores[name] = scorer.score(source, chosen[name], on_progress=progress.step)
     apart = values.out == STDOUT  # from what is written there
     if stored is not None:
         tell(f"{values.model} after step {stored.step:,}, {stored.folder}", error=apart)
     for name, score in scores.items():
-        tell(f"{name}: {_described(score, tokenizer.unit)}", error=apart)
+        described = _described(score, tokenizer.unit, len(texts[name]))
+        tell(f"{name}: {described}", error=apart)
     if values.out:
         _write(values.out, _content(scores, None if stored is None else stored.step))
     return 0
@@ -157,17 +162,18 @@ def _texts(
     return texts
 
 
-def _spread(examples: int, batches: int | None, batch_size: int) -> Any:
+def _spread(examples: int, batches: int | None, batch_size: int) -> NDArray[np.int64]:
     """Returns the examples to score: all, or as many batches of them, spread evenly."""
     if batches is None or batches * batch_size >= examples:
-        return None
+        return np.arange(examples)
     return np.arange(batches * batch_size) * examples // (batches * batch_size)
 
 
-def _described(score: Score, unit: str) -> str:
+def _described(score: Score, unit: str, examples: int) -> str:
+    part = f" in {score.examples:,} of {examples:,} examples" if score.examples < examples else ""
     return (
         f"loss {score.loss:.4f} nats per {unit}, perplexity {score.perplexity:,.3f}, "
-        f"{score.bits:.4f} bits per {unit}; {score.tokens:,} {unit}s"
+        f"{score.bits:.4f} bits per {unit}; {score.tokens:,} {unit}s{part}"
     )
 
 

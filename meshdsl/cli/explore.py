@@ -35,7 +35,6 @@ from meshdsl.cli.planning.interrupting import interruptible
 from meshdsl.cli.planning.pages import write_page
 from meshdsl.cli.planning.searched import Asked, asked, put
 from meshdsl.cli.serving.listening import listening, server_of
-from meshdsl.cli.sweeping.progress import Progress
 from meshdsl.cli.sweeping.workers import Died, perform
 from meshdsl.layouts.calibration import find_hardware
 from meshdsl.layouts.layout import Layout
@@ -52,6 +51,7 @@ from meshdsl.search.plans import Effort
 from meshdsl.search.searching import Search
 from meshdsl.search.space import Variant
 from meshdsl.training.reporting.output import tell
+from meshdsl.training.reporting.progress import Progress
 
 MOST = 10_000
 _PAGE = "explore.html"

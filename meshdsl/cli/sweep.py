@@ -22,7 +22,6 @@ from meshdsl.cli.mistakes.calibrated import check_machine
 from meshdsl.cli.mistakes.problems import Problems, UsageError
 from meshdsl.cli.sweeping.measures import Asked, Setup, Subject, Timed, Turn, prepare
 from meshdsl.cli.sweeping.nearest import nearest
-from meshdsl.cli.sweeping.progress import Progress
 from meshdsl.cli.sweeping.workers import Died, perform
 from meshdsl.layouts.calibration import calibration_of, find_hardware, is_file_name
 from meshdsl.layouts.topologies import Topology
@@ -34,6 +33,7 @@ from meshdsl.reports.sweeps.plot import plot
 from meshdsl.reports.sweeps.ranking import Ranked, ranked
 from meshdsl.reports.sweeps.result import Result
 from meshdsl.reports.sweeps.store import Store, unwritable
+from meshdsl.training.reporting.progress import Progress
 
 # Flags that change nothing of what is measured.
 _ASIDE = frozenset(

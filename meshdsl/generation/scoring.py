@@ -9,7 +9,7 @@ Guarantees:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,8 +106,16 @@ class Scorer:
         """Takes parameters to score with: a tree as the model's `init` returns; it is donated."""
         self._params = self._put(params)["params"]
 
-    def score(self, source: Source, examples: Sequence[int] | None = None) -> Score:
+    def score(
+        self,
+        source: Source,
+        examples: Sequence[int] | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> Score:
         """Returns the score of examples; by default, of all in the source.
+
+        Args:
+            on_progress: is called with the number of examples of each batch that is scored.
 
         Raises:
             ValueError: there is no example.
@@ -116,25 +124,27 @@ class Scorer:
         if not len(numbers):
             raise ValueError(f"the text is too short for one example of {self.length} tokens")
         total, counted = 0.0, 0
-        for loss, count in self._losses(source, numbers):
+        for loss, count, rows in self._losses(source, numbers):
             total += loss * count
             counted += count
+            if on_progress is not None:
+                on_progress(rows)
         return Score(total / max(1, counted), len(numbers), counted)
 
-    def _losses(self, source: Source, numbers: NDArray) -> Iterator[tuple[float, int]]:
-        """Yields the mean loss of each batch, and how many tokens count in it."""
-        waiting: list[tuple[NamedArray, int]] = []
+    def _losses(self, source: Source, numbers: NDArray) -> Iterator[tuple[float, int, int]]:
+        """Yields the mean loss of each batch, how many tokens count in it, and its examples."""
+        waiting: list[tuple[NamedArray, int, int]] = []
         for first in range(0, len(numbers), self.batch_size):
             batch = source[numbers[first : first + self.batch_size]]
             rows = len(next(iter(batch.values())))
             if rows not in self._programs:  # the last batch is smaller
                 self._programs[rows] = self._compiled(rows)
             loss = self._programs[rows](self._params, self._named(batch))
-            waiting.append((loss, _counted(batch)))
+            waiting.append((loss, _counted(batch), rows))
             if len(waiting) > _AHEAD:
-                loss, count = waiting.pop(0)
-                yield float(loss), count
-        yield from ((float(loss), count) for loss, count in waiting)
+                loss, *counts = waiting.pop(0)
+                yield float(loss), *counts
+        yield from ((float(loss), *counts) for loss, *counts in waiting)
 
     def _named(self, batch: Batch) -> dict[str, NamedArray]:
         names = self._specs(1)

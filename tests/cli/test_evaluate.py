@@ -66,6 +66,15 @@ def test_other_text_is_scored_whole_on_every_mesh(capsys, trained, other, tmp_pa
     (loss,) = scores(capsys, *given, *MESH).values()
     assert loss == pytest.approx(score["loss"], abs=2e-4)
     assert scores(capsys, *given, "--eval_batches=1") != scores(capsys, *given)
+    code, out, _ = answer(capsys, *given, "--eval_batches=1")
+    assert out.endswith(f"; 64 bytes in 4 of {windows} examples\n")
+
+
+def test_a_long_evaluation_says_how_far_it_is(capsys, trained, other, monkeypatch):
+    monkeypatch.setattr("meshdsl.cli.evaluate._PATIENCE", 0)
+    code, _, err = answer(capsys, f"--workdir={trained}", f"--data={other}")
+    *_, last = err.splitlines()
+    assert (code, last) == (0, "68 of 68 examples")
 
 
 def test_held_out_and_test_text_are_scored_apart(capsys, trained):

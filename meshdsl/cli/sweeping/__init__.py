@@ -1,1 +1,1 @@
-"""How `meshdsl sweep` measures candidates: what of each, in which processes, and its progress."""
+"""How `meshdsl sweep` measures candidates: what of each, and in which processes."""

@@ -1,10 +1,11 @@
-"""Progress of a sweep: a bar on a terminal, now and then a line elsewhere.
+"""Progress of a command: a bar on a terminal, now and then a line elsewhere.
 
-It goes to standard error, so that standard output has only the table.
+It goes to standard error, so that standard output has only the results.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Self
 
 from rich.console import Console
@@ -15,13 +16,17 @@ _LINES = 10  # where there is no terminal
 
 
 class Progress:
-    """Counts candidates, or the turns of those that are run.
+    """Counts what a command does one by one, such as the candidates of a sweep.
 
     Args:
         what: what is counted.
+        patience: seconds without a line, where there is no terminal.
     """
 
-    def __init__(self, total: int, what: str, console: Console | None = None) -> None:
+    def __init__(
+        self, total: int, what: str, console: Console | None = None, patience: float = 0.0
+    ) -> None:
+        self._first_line = time.monotonic() + patience
         self._console = console or Console(stderr=True)
         self._total, self._what = total, what
         self._count = self._failed = 0
@@ -53,6 +58,8 @@ class Progress:
             return
         every = max(1, self._total // _LINES)
         done = self._count == self._total
+        if time.monotonic() < self._first_line:
+            return
         if count and (done or self._count // every > before // every):
             line = f"{self._count:,} of {self._total:,} {self._what}"
             text = f"{line}; {failures}" if failures else line

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from meshdsl.cli.sweeping.progress import Progress
+from meshdsl.training.reporting.progress import Progress
 
 
 def test_elsewhere_there_are_about_ten_lines_however_many_candidates():
@@ -42,4 +42,11 @@ def test_nothing_to_do_shows_nothing():
     console = Console(file=io.StringIO(), width=100, force_terminal=True, force_interactive=True)
     with Progress(0, "candidates", console):
         pass
+    assert console.file.getvalue() == ""
+
+
+def test_what_is_soon_done_says_nothing_but_on_a_terminal():
+    console = Console(file=io.StringIO(), width=100)
+    with Progress(4, "examples", console, patience=100) as progress:
+        progress.step(4)
     assert console.file.getvalue() == ""
