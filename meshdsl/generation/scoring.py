@@ -109,7 +109,7 @@ class Scorer:
     def score(
         self,
         source: Source,
-        examples: Sequence[int] | None = None,
+        examples: Sequence[int] | NDArray[np.integer] | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> Score:
         """Returns the score of examples; by default, of all in the source.
@@ -142,9 +142,9 @@ class Scorer:
             loss = self._programs[rows](self._params, self._named(batch))
             waiting.append((loss, _counted(batch), rows))
             if len(waiting) > _AHEAD:
-                loss, *counts = waiting.pop(0)
-                yield float(loss), *counts
-        yield from ((float(loss), *counts) for loss, *counts in waiting)
+                loss, count, examples = waiting.pop(0)
+                yield float(loss), count, examples
+        yield from ((float(loss), count, examples) for loss, count, examples in waiting)
 
     def _named(self, batch: Batch) -> dict[str, NamedArray]:
         names = self._specs(1)
