@@ -1,9 +1,9 @@
 """Eight virtual CPU devices, 64-bit numbers where a test asks for them, and the samples of a run.
 
 A run checks a sample of the random programs and one of the tests marked slow; one of the whole
-suite, each third of those marked long. All are chosen by the commit, so that a run can be repeated;
-the last line names the seed, and `--seed` sets it. `--cases=10000 --first_case=0` and `--slow` run
-them all.
+suite, each quarter of those marked long. All are chosen by the commit, so that a run can be
+repeated; the last line names the seed, and `--seed` sets it. `--cases=10000 --first_case=0` and
+`--slow` run them all.
 
 Compilation takes most of the time, so XLA leaves out LLVM's optimizations. Its own passes, which
 reorder arithmetic, run as for users. Tests marked `optimized`, and all with `--optimize`, compile
@@ -31,7 +31,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
 
 KNOWN_CASES = 10_000
-TURNS = 3  # a test marked long runs in one of so many runs of the whole suite
+TURNS = 4  # a test marked long runs in one of so many runs of the whole suite
 MUCH = 3 << 29  # bytes; a worker that holds more lets go of what a module's tests have compiled
 MOST = 2 << 30  # bytes; one that holds more does so within a module too, where tests share programs
 GROWTH = 1 << 28  # bytes; what a worker must hold beyond what it could not let go of

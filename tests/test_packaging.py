@@ -105,6 +105,7 @@ def test_a_wheel_has_every_file_of_the_package(wheel):
     assert modules(zipfile.ZipFile(wheel).namelist()) == sorted(expected)
 
 
+@pytest.mark.long
 def test_a_wheel_from_an_sdist_has_the_files_of_one_from_a_checkout(wheel, tmp_path):
     sdist = build("sdist", clone(tmp_path / "source"), tmp_path / "sdist")
     with tarfile.open(sdist) as archive:
@@ -114,6 +115,7 @@ def test_a_wheel_from_an_sdist_has_the_files_of_one_from_a_checkout(wheel, tmp_p
     assert modules(zipfile.ZipFile(again).namelist()) == modules(zipfile.ZipFile(wheel).namelist())
 
 
+@pytest.mark.long
 def test_two_clones_never_mix(environment, tmp_path):
     python, one = environment
     two = clone(tmp_path / "two")

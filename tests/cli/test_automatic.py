@@ -148,6 +148,7 @@ def test_a_run_keeps_its_layout_when_it_goes_on(capsys, tmp_path, searches):
     assert "step 4/4" in printed and len(searches) == 1
 
 
+@pytest.mark.long
 def test_on_other_devices_a_run_has_another_mesh_and_its_microbatches():
     values, problems = read([*SMALL, *BATCH, "--layout=auto", "--microbatches=auto"], "train")
     before = {"devices": "8"}, {"microbatches": "2"}

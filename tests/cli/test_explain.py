@@ -89,6 +89,7 @@ def test_the_search_that_is_printed_is_one_that_plan_accepts(given, machine, lay
     assert str(values.layout) == layout
 
 
+@pytest.mark.long
 def test_a_topology_is_the_hardware_and_has_to_fit_the_mesh(capsys):
     mesh = ("--mesh_shape=data:8", "--layout=batch:data")
     found = explained(capsys, *mesh, "--topology=v5e:2x4")
@@ -174,6 +175,7 @@ def test_a_page_is_written_instead_of_text(capsys, tmp_path):
     assert page.startswith("<!doctype html>") and "<title>train_step on data:2 model:4<" in page
 
 
+@pytest.mark.long
 def test_the_report_is_written_as_json(capsys):
     values = json.loads(explained(capsys, MESH, LAYOUT, "--hardware=h100", "--json"))
     assert (values["mesh"], values["hardware"]) == ("data:2 model:4", "NVIDIA H100 SXM")
@@ -199,6 +201,7 @@ def test_two_layouts_are_compared_in_a_page(capsys, tmp_path):
     assert "train_step: two layouts" in file.read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_the_time_is_for_the_hardware_that_is_asked_for(capsys):
     assert "at the peaks of TPU v5p: " in explained(capsys, MESH, LAYOUT)
     assert "at the peaks of NVIDIA H100 SXM: " in explained(capsys, MESH, LAYOUT, "--hardware=h100")

@@ -124,6 +124,7 @@ def test_a_topology_needs_no_mesh(explored):
     assert any("--hardware=v5e" in word for word in data["command"])
 
 
+@pytest.mark.long
 def test_a_flag_of_the_step_holds_for_all_plans(explored, capsys):
     given = *SMALL, "--batch_size=8", "--length=16", "--remat=full"
     _, data, _ = explored(*given, *GIVEN, ONE, "--plans=5")
@@ -251,6 +252,7 @@ def test_without_any_plan_it_is_an_error(tmp_path, monkeypatch, capsys):
     assert not page.exists()
 
 
+@pytest.mark.long
 def test_the_page_says_how_many_plans_are_without_details(explored, monkeypatch):
     given = TINY, "--mesh_shape=data:2,model:2", ONE, "--plans=40"
     whole, _, _ = explored(*given)

@@ -126,6 +126,7 @@ def test_mistakes_are_reported(capsys, tmp_path, text):
     assert "\n  embedding: missing\n" in told
 
 
+@pytest.mark.long
 def test_averages_go_out_and_are_evaluated(capsys, tmp_path, text):
     job = [*SMALL, "--learning_rate=0.1", "--steps=3", text, "--backend=numpy", "--eval_batches=1"]
     mesh = ("--mesh_shape=data:2,model:2", "--layout=batch:data;heads:model;optimizer/embed:data")

@@ -181,6 +181,7 @@ def test_another_model_than_the_folder_s_is_told(capsys, tmp_path, text):
     assert "blocks/mlp/w_gate: not of the model" in told
 
 
+@pytest.mark.long
 def test_adapters_of_a_folder_are_trained_alone_and_merged(capsys, tmp_path, text):
     """What is exported scores as the run does; weights without adapters are those of the folder."""
     folder, workdir = write_folder(tmp_path / "in", BYTES), f"--workdir={tmp_path}/run"

@@ -102,6 +102,7 @@ def test_json_has_the_same_plan_and_what_explain_says_of_it(capsys):
     assert simulated[1] == show_seconds(best["seconds"])
 
 
+@pytest.mark.long
 def test_what_is_written_is_kept(capsys):
     given = "--layout=batch:rows; auto", "--mesh_shape=rows:2,cols:2", "--microbatches=2"
     best = json.loads(run(capsys, TINY, MACHINE, *given, "--json"))["best"]
@@ -122,6 +123,7 @@ def test_slices_have_an_axis_of_their_own(capsys):
     assert best["mesh"].startswith("slice@dcn:2") and "batch:slice" in best["layout"]
 
 
+@pytest.mark.long
 def test_another_layout_is_compared_and_every_rule_has_its_price(capsys):
     given = "--layout=batch:data; d_ff:model", "--mesh_shape=data:2,model:2"
     text = run(capsys, TINY, MACHINE, *given, "--against=batch:data; embed:model?")

@@ -35,6 +35,7 @@ def every():
     return found
 
 
+@pytest.mark.long
 def test_without_a_limit_the_fastest_is_taken_and_the_others_are_priced(every):
     one = decided(built("--hardware=v5p", "--remat=auto"))
     fastest = min(every, key=lambda policy: every[policy][0])

@@ -94,6 +94,7 @@ def refused(capsys, *arguments):
     return err.removeprefix("meshdsl serve: ").rstrip("\n")
 
 
+@pytest.mark.long
 def test_texts_share_pages(started):
     process, line = started("--cache_tokens=80", "--batch_size=4")
     assert "4 texts at once, of 64 tokens each, 80 together (10.0 KiB); 64" in line, process.stderr

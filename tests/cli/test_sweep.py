@@ -112,6 +112,7 @@ def test_every_candidate_is_a_row_with_the_figures_of_its_explanation(folder):
         assert page.startswith("<!doctype html>")
 
 
+@pytest.mark.long
 def test_the_cheapest_that_fits_is_first_and_what_failed_is_last_with_its_reason(folder):
     rows = rows_of(folder)
     costs = [row["seconds"] * row["devices"] for row in rows[:GOOD]]
@@ -145,6 +146,7 @@ def test_one_process_finds_what_two_do(folder, tmp_path, capsys):
     assert sorted(keys_in(tmp_path)) == sorted(keys_in(folder))
 
 
+@pytest.mark.long
 def test_a_sweep_goes_on_where_it_was(folder, tmp_path, capsys):
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     file = tmp_path / FILE
@@ -159,6 +161,7 @@ def test_a_sweep_goes_on_where_it_was(folder, tmp_path, capsys):
     assert rows_of(tmp_path) == rows_of(folder)
 
 
+@pytest.mark.long
 def test_what_changes_the_step_is_measured_again(folder, tmp_path, capsys):
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     mesh, layout = "--mesh_shape=data:8", "--layout=batch:data"
@@ -246,6 +249,7 @@ def test_candidates_are_run_in_turn_and_rounds_go_on(own, tmp_path, capsys):
     assert sorted(line["key"] for line in more if "round" in line) == sorted([first, second])
 
 
+@pytest.mark.long
 def test_a_compiler_has_its_own_account_of_memory(own, tmp_path, capsys):
     arguments = (own, "--measure=compile", "--host_devices=2", f"--workdir={tmp_path}")
     meshes = ("--mesh_shape=data:2", "--mesh_shape=data:4", "--memory=1GiB")
@@ -260,6 +264,7 @@ def test_a_compiler_has_its_own_account_of_memory(own, tmp_path, capsys):
     assert "peak: by the compiler's account" in " ".join(told.split())
 
 
+@pytest.mark.long
 def test_topologies_are_swept_with_their_own_chips(tmp_path, capsys):
     machines = ("--topology=v5e:2x4", "--topology=h100:8x{1,2}")
     arguments = (*TINY, "--mesh_shape=data:{4,8},model:2", "--layout=batch:data; heads:{model,-}")
@@ -399,6 +404,7 @@ def test_what_a_compiler_is_warned_of_is_noted_in_its_row(own, monkeypatch):
     assert result.compile_seconds > 0 and result.notes == ("compiled without something",)
 
 
+@pytest.mark.long
 def test_without_a_workdir_nothing_is_written(own, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*.*"))
@@ -407,6 +413,7 @@ def test_without_a_workdir_nothing_is_written(own, tmp_path, capsys, monkeypatch
     assert [f for f in sorted(tmp_path.rglob("*.*")) if "__pycache__" not in str(f)] == before
 
 
+@pytest.mark.long
 def test_if_nothing_can_be_measured_it_is_an_error(own, capsys):
     told = swept(capsys, own, "--mesh_shape=data:2", "--layout=hedas:data", code=2)
     assert "none of 1 candidates could be measured" in told

@@ -223,6 +223,7 @@ def test_an_interrupt_before_the_first_step_ends_the_run_at_once(text):
     assert "Traceback" not in message and "interrupted" in message
 
 
+@pytest.mark.long
 def test_packed_documents_of_a_mixture_are_split_and_read_by_workers(capsys, tmp_path):
     """The losses are those without workers and with a cache of tokens, to the last digit."""
     tokenizer = write_tokenizer(tmp_path / "t.json")
@@ -252,6 +253,7 @@ def test_packed_documents_of_a_mixture_are_split_and_read_by_workers(capsys, tmp
     ]
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_a_cache_of_tokens_or_without(capsys, tmp_path, text):
     command = ["train", *SMALL, text, "--steps=4", "--backend=numpy", f"--workdir={tmp_path}/run"]
     cache = f"--data_cache={tmp_path}/cache"

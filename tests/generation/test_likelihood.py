@@ -235,6 +235,7 @@ def test_what_does_not_fit_is_left_out_on_the_left():
     np.testing.assert_allclose(found.tokens, wanted, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_few_programs_are_compiled():
     scorer = scorer_of("rotary", length=100, batch_size=3)
     rng = np.random.default_rng(0)

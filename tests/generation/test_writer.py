@@ -107,6 +107,7 @@ def test_layers_are_taken_apart_where_no_rule_splits_them(model):
     assert False in stacked(places["apart"])
 
 
+@pytest.mark.long
 def test_no_stack_stays_in_memory_once_it_is_taken_apart():
     writer = Writer(trained()[0], prompt_tokens=1, new_tokens=1, place=Place())
     params = md.jit(trained()[0].init)(md.random.key(0))

@@ -174,6 +174,7 @@ def test_what_does_not_move_has_no_tangent():
     assert_close(tangent["moving"], np.cos(X.data) * WAYS[0].data)
 
 
+@pytest.mark.long
 def test_forward_over_reverse_and_reverse_over_forward_are_the_hessian():
     def loss(x, w, v):
         return md.sum(md.sin(scanned(x, w, v)[0]))
@@ -263,6 +264,7 @@ def test_a_number_from_the_end_is_that_of_an_argument():
     assert names == {"gradients/v"}
 
 
+@pytest.mark.long
 def test_misfits_are_told_together():
     text = message(
         lambda x, v: md.jvp(lambda t: t["x"], ({"x": x, "v": v},), ({"x": v, "z": x},)), X, V

@@ -139,6 +139,7 @@ def test_loss_and_gradients_split_by_batch_and_tensor(variant, layout):
     check(VARIANTS[variant], mesh="data:2,model:4", layout=layout, backend="numpy")
 
 
+@pytest.mark.long
 def test_the_jax_backend_agrees_on_a_mesh():
     variant = VARIANTS["grouped queries, gated, untied"]
     check(variant, mesh="data:2,model:4", layout=f"{TENSOR}; length:model?")

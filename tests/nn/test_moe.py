@@ -199,6 +199,7 @@ def test_every_way_has_the_same_gradients_on_every_layout(dispatch, slots):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.long
 def test_gradients_are_those_of_finite_differences():
     total = weighted_sum("gather", 2)
     value, gradients = md.jit(md.value_and_grad(total, tuple(range(4))))(*arguments())

@@ -185,6 +185,7 @@ def test_deepseek_mini_routes_as_deepseek_v2_after_a_dense_layer():
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_fields_of_the_configuration_reach_the_router():
     text = (
         "experts=4,layers=2,dense_layers=1,dense_d_ff=24,router_score=sigmoid,router_scale=2.5,"

@@ -176,6 +176,7 @@ def test_a_product_over_several_dims_leaves_no_range_on_the_way(backend, split):
     assert_near(slopes, 6 / x)
 
 
+@pytest.mark.long
 def test_a_product_over_several_dims_has_two_derivatives_also_at_zeros():
     x = random(md.dims(a=2, w=3, l=3))
     for zeros in ((), (4,), (4, 6), (1, 8, 15)):

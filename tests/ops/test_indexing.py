@@ -333,6 +333,7 @@ def test_updates_that_reach_the_extreme_together_share_its_gradient():
     assert_close(by_updates, [0.5, 0.5, 0, 0.5])
 
 
+@pytest.mark.long
 def test_every_layout_gives_the_same():
     functions = [
         lambda x, u, i, j: md.take(x, i, "length"),

@@ -75,6 +75,7 @@ def test_top_k_of_any_size_on_every_layout(k):
     )
 
 
+@pytest.mark.long
 def test_derivatives():
     x = md.named(np.random.default_rng(0).permutation(21).reshape(3, 7) / 7, [batch, length])
     assert_agree(lambda x: md.sort(x, "length"), lambda x: jnp.sort(x, 1), x, order=2)

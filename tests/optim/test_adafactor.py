@@ -54,6 +54,7 @@ def test_it_is_that_of_optax(options):
     trees.assert_close(found, expected, 2e-6)
 
 
+@pytest.mark.long
 def test_a_schedule_sets_the_rate_and_matrices_decay_by_it():
     found, _ = run(Adafactor(schedules.constant(0.05), 4, weight_decay=0.1))
     mask = {"w": True, "conv": True, "bias": False, "c": False}

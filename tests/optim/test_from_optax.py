@@ -132,6 +132,7 @@ def test_what_has_no_gradient_stays_as_it_is():
     assert int(md.jit(step)(params)["count"]) == 7
 
 
+@pytest.mark.long
 def test_narrow_parameters_are_updated_as_by_optax():
     found, _ = trees.run(from_optax(optax.adam(0.01)), 2, dtype=dtypes.BFLOAT16)
     expected = trees.run_optax(optax.adam(0.01), 2, dtypes.BFLOAT16)

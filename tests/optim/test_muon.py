@@ -62,6 +62,7 @@ def test_the_rest_is_updated_by_adamw():
     assert state.momentum.params == {"bias": None, "embedding": None}
 
 
+@pytest.mark.long
 def test_stacked_layers_are_matrices_by_themselves():
     dims = {"w": ["layers", "embed", "heads", "kv"]}
     found, _ = run(Muon(0.02), dims)

@@ -362,6 +362,7 @@ def test_control_flow_and_custom_gradients_run_at_once():
     assert np.allclose(md.map(lambda v: v * 2, x, "b"), 2 * x.data)
 
 
+@pytest.mark.long
 def test_inside_jax_they_are_part_of_what_jax_traces():
     x = random([a, b])
 

@@ -71,6 +71,7 @@ def test_what_is_frozen_stays_frozen():
         gc.unfreeze()
 
 
+@pytest.mark.long
 def test_a_lowered_program_leaves_no_garbage():
     """Objects of a long pause are old at once, and the collector seldom looks at these."""
     hidden, wide = md.dims(hidden=8, wide=8)

@@ -95,6 +95,7 @@ def test_without_a_mesh_everything_runs_on_one_device():
     assert_close(md.jit(lambda x: md.sum(x))(x), x.data.sum())
 
 
+@pytest.mark.long
 def test_as_jax_composes_with_jax():
     jitted = md.jit(lambda x, y: md.sum(x * y, "a"), mesh="x:2", layout="a:x")
     x, y = random([a, b]), random([a], seed=1)
@@ -159,6 +160,7 @@ def test_a_layout_without_a_mesh_is_checked():
     assert md.jit(lambda x: x * 2, layout="a:data; b:model?").lower(x).mesh.size == 1
 
 
+@pytest.mark.long
 def test_a_mesh_is_a_text_or_sizes_or_one_of_jax():
     x = random([a, b])
     devices = np.array(jax.devices()[:5:-1]).reshape(2, 1)  # others than the first ones

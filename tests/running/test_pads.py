@@ -24,6 +24,7 @@ def arguments():
     return params, md.named(rng.standard_normal((8, 16), np.float32), [batch, embed])
 
 
+@pytest.mark.long
 def test_losses_with_optax_outside_of_a_program_are_those_without_a_mesh():
     def losses(mesh, layout):
         params, x = arguments()

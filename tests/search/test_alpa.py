@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import pytest
+
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.models import load
 from meshdsl.search.searching import search
@@ -34,6 +36,7 @@ def test_an_mlp_with_large_weights_alternates_columns_and_rows():
     }
 
 
+@pytest.mark.long
 def test_on_two_axes_an_mlp_is_split_both_ways():
     best = search(mlp(4096, 4096, LAYERS), "h100", Mesh.parse("x:2,y:2")).best
     axes = {rule.dim: rule.axes for rule in best.point.layout.rules if not rule.scope}

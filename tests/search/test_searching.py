@@ -62,6 +62,7 @@ def test_a_search_is_deterministic():
     assert first.gap == second.gap
 
 
+@pytest.mark.long
 def test_rules_that_are_given_are_kept():
     step = gpt()
     mesh, rules = Mesh.parse("data:2,model:2"), Layout.parse("heads:model")
@@ -88,6 +89,7 @@ def test_more_effort_never_finds_less():
     assert many.gap <= few.gap
 
 
+@pytest.mark.long
 def test_a_plan_that_has_to_be_the_best_is_the_best_of_all():
     step = mlp(512, 1024, 2)
     said = []
@@ -146,6 +148,7 @@ def with_remat(batch, microbatches):
     return recipe_step(recipe("none"), spec, microbatches, ("none", "full"), recipe)
 
 
+@pytest.mark.long
 def test_plans_of_less_memory_are_found_where_data_parallelism_fits():
     """Their bounds may be above its time. The search for the best plan stays the same."""
     step = with_remat(256, (1, 2, 4, 8))

@@ -170,6 +170,7 @@ def test_a_name_that_nothing_has_is_an_attribute_error():
         np.testing.assert_array_equal(other, X)
 
 
+@pytest.mark.long
 def test_compiled_functions_are_part_of_what_jax_traces():
     square = md.jit(lambda x: md.sum(x * x), mesh="data:2", layout="row:data")  # with pads
     norm = md.jit(lambda x: {"norm": md.sum(x * x)})

@@ -86,6 +86,7 @@ def test_functions_of_one_array_or_of_like_dims_are_those_of_numpy():
     np.testing.assert_array_equal(out, np.maximum(A, 1))
 
 
+@pytest.mark.long
 def test_operators_with_an_array_of_numpy_stay_ours():
     for function in (lambda: A + X, lambda: A == X, lambda: A < X):
         assert "ndarray is not an operand" in str(told_of(function))

@@ -105,6 +105,7 @@ def expected_losses():
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("backend", "mesh", "layout"),
     [("numpy", None, None), ("jax", "data:2,model:2", classifier.LAYOUT)],

@@ -459,6 +459,7 @@ def test_half_precision_is_scaled_until_it_fits():
     assert result.losses[-1] < result.losses[0]
 
 
+@pytest.mark.long
 def test_a_mesh_may_be_sizes_or_one_of_jax():
     expected = run(backend="jax").losses
     axes = jax.sharding.AxisType.Auto

@@ -113,6 +113,7 @@ def leaves(state: TrainState):
     return [np.asarray(getattr(tree, name)) for tree in trees for name in names]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("backend", "where"), MESHES)
 def test_every_layout_skips_the_same_steps(backend, where):
     scaling = LossScaling(2.0**20, growth_interval=4)

@@ -66,6 +66,7 @@ def attribute(tree, path):
     return tree
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("where", "backend", "microbatches"),
     [
@@ -81,6 +82,7 @@ def test_the_parameter_is_told_on_every_layout(where, backend, microbatches):
     assert all(np.isfinite(getattr(state.params, name)).all() for name in NAMES)
 
 
+@pytest.mark.long
 def test_skipping_is_what_optax_does():
     batches = poisoned([0, np.inf, 0, np.nan, 0])
     state, _ = run(batches)

@@ -29,6 +29,7 @@ def run(name, steps=6, **options):
     return train(classifier.init, classifier.loss, OPTIMIZERS[name], data, steps=steps, **options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["numpy", "jax"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_losses_are_the_same_on_every_layout(name, backend):
@@ -56,6 +57,7 @@ def test_what_is_not_trained_has_no_state(name):
     assert [path for path in by_path(found.state.optimizer) if path.endswith("w_out")]
 
 
+@pytest.mark.long
 def test_the_state_of_optax_is_split_like_the_parameters():
     found = run("optax", 1, backend="jax", mesh="data:4", layout="batch:data; params/pixel:data")
     held = by_path(found.state.optimizer)["1/0/mu/w_in"]

@@ -63,6 +63,7 @@ def waits_for(missing, process):
     raise AssertionError(process.communicate())
 
 
+@pytest.mark.long
 def test_one_that_ends_before_all_have_joined_is_named(start):
     first, second = start(3, 0, 1)
     waits_for("process 2", first)
@@ -75,6 +76,7 @@ def test_one_that_ends_before_all_have_joined_is_named(start):
     assert f"{missing} did not join within 300 s" in words
 
 
+@pytest.mark.long
 def test_a_first_one_that_does_not_come_is_named(start):
     for process in start(3, 1, 2, join_timeout=3):
         code, words = last_words(process)

@@ -58,6 +58,7 @@ def test_losses_are_those_of_a_run_that_was_never_stopped(backend, at_once, tmp_
     assert steps_in(tmp_path / "checkpoints") == [4, 6, 8]
 
 
+@pytest.mark.long
 def test_it_goes_on_with_another_mesh_and_layout(tmp_path):
     whole = run(backend="jax")
     found = []
@@ -74,6 +75,7 @@ def test_it_goes_on_with_another_mesh_and_layout(tmp_path):
     np.testing.assert_allclose(found, whole.losses, atol=2e-6)
 
 
+@pytest.mark.long
 def test_it_goes_on_from_one_backend_to_another(tmp_path):
     whole = run()
     found = run(tmp_path, saving=Saving(), stops=Stops(at_step=3)).losses

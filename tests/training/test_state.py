@@ -68,6 +68,7 @@ def test_initial_values_do_not_depend_on_the_layout(mesh, layout):
     np.testing.assert_allclose(state.params.w_out, expected.w_out, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_sizes_that_do_not_divide_are_made_with_their_pads():
     where = "data:5", "batch:data; params/pixel:data"
     program = md.jit(create(classifier.init, AdamW(0.1)), *where)

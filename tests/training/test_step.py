@@ -72,6 +72,7 @@ def test_only_gradients_one_norm_and_one_loss_are_reduced():
     assert sorted(c.payload_bytes for c in program.collectives) == sizes
 
 
+@pytest.mark.long
 def test_a_policy_computes_in_its_dtype_and_keeps_the_parameters_in_theirs():
     policy = md.Policy(compute="bfloat16")
     optimizer = Sgd(0.2)

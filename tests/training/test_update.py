@@ -50,6 +50,7 @@ def running_mean(batches):
     return mean
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [

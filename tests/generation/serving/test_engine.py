@@ -133,6 +133,7 @@ def test_each_text_is_the_one_written_alone(engine, tokenizer, cache_tokens, mon
     assert bool(put_back) == bool(pages)
 
 
+@pytest.mark.long
 def test_texts_that_join_at_once_are_the_same_on_jax(engine):
     """There, the buffers of programs are given up while the host still waits for their tokens."""
     written = []

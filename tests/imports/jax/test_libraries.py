@@ -44,6 +44,7 @@ def given():
     return params, draw.normal(size=(4, 6)).astype(np.float32)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("jitted", [True, False], ids=["jit", "at once"])
 @pytest.mark.parametrize("transform", ["value_and_grad", "grad"])
 def test_gradients_of_programs_take_plain_arrays(given, transform, jitted):
@@ -55,6 +56,7 @@ def test_gradients_of_programs_take_plain_arrays(given, transform, jitted):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.long
 def test_a_step_with_optax_in_it_has_the_numbers_of_jax_and_states_that_lie_like_parameters(given):
     tx = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2))
 
@@ -185,6 +187,7 @@ def test_functions_among_arguments_are_refused_with_the_fix(given):
         md.jit(program)(model)
 
 
+@pytest.mark.long
 def test_unnamed_gives_arrays_without_pads_and_leaves_the_rest():
     x = md.jit(lambda x: x + 1, "data:4", "batch:data")(md.zeros(md.dims(batch=6)))
     assert x.data.shape != (6,)

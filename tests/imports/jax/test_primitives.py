@@ -200,6 +200,7 @@ def test_a_converted_function_computes_what_jax_computes(case):
         np.testing.assert_allclose(np.asarray(mine), theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 def test_the_gradient_of_sums_of_exponentials_is_that_of_jax():
     def loss(x):
         return jnp.sum(jax.lax.cumlogsumexp(200 * x, 1) * Y[:4])
@@ -292,6 +293,7 @@ def test_what_has_no_translation_for_integers_is_refused(function, reason):
         md.jit(program, backend="numpy")(*program.named(N))
 
 
+@pytest.mark.long
 def test_remainders_of_zero_are_those_of_jax():
     x = np.zeros(5, np.float32)
     y = np.array([0.0, np.nan, np.inf, -2.0, 2.0], np.float32)

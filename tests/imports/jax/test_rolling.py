@@ -71,6 +71,7 @@ def check(function, params, x, names=NAMES, loops=(LAYERS,), tolerance=1e-5, **w
     return program, arguments
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "where",
     [
@@ -86,6 +87,7 @@ def test_layers_are_one_loop_with_the_numbers_of_jax(where):
     assert params["out"].dims.names[0] == "embed"
 
 
+@pytest.mark.long
 def test_a_pipeline_splits_the_layers():
     def loss(params, batch):
         return plain(params, batch["x"])
@@ -429,6 +431,7 @@ def test_a_sum_that_begins_with_a_number_is_carried():
     check(function, weights(), X)
 
 
+@pytest.mark.long
 def test_layers_with_a_derivative_of_their_own_are_rolled():
     @jax.custom_vjp
     def cubed(x):

@@ -232,6 +232,7 @@ def test_the_time_of_an_iteration_without_work_is_taken_off(monkeypatch):
     assert 0 < measuring._seconds(sample.block, sample.mesh, EIGHT, WALL, 6e-6) < 1e-6
 
 
+@pytest.mark.long
 def test_one_device_has_no_collectives():
     assert not set(families(1)) & {*COLLECTIVES, "sharing"}
     assert divisors(8) == [1, 2, 4, 8] and divisors(1) == [1]

@@ -369,6 +369,7 @@ def test_an_axis_of_size_one_changes_place_for_nothing(start, goal):
         assert [move.op for move in chain] == ["slice"]
 
 
+@pytest.mark.long
 def test_an_axis_of_size_one_adds_no_bytes():
     shape, mesh, without = Shape(dims(x=4, y=4)), Mesh.parse("one:1 a:2 b:2"), Mesh.parse("a:2 b:2")
     for start, goal in random.Random(0).sample(pairs(shape, mesh, "sum"), 800):
@@ -389,6 +390,7 @@ def permutes(shape: Shape, mesh: Mesh) -> list[tuple[TensorLayout, Move]]:
     return found
 
 
+@pytest.mark.long
 def test_a_permute_sends_every_device_one_shard_and_keeps_at_home_all_it_can():
     shape, mesh = CUBE
     places = list(mesh.coordinates())
@@ -462,6 +464,7 @@ def test_what_cannot_be_resharded_is_a_broken_invariant(start, goal, reason):
     assert reason in str(error.value)
 
 
+@pytest.mark.long
 def test_chains_do_not_depend_on_the_hash_seed():
     program = (
         "from meshdsl.tensors.dims import Shape, dims\n"

@@ -182,6 +182,7 @@ def test_renaming_keeps_the_axes_where_both_names_have_them():
     assert found == ["all_gather model [length=8]"]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*takes no axis anywhere")
 @given(
     st.integers(1, 7),

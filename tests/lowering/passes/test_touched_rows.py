@@ -232,6 +232,7 @@ def test_random_look_ups_give_the_same_numbers(first):
     assert done > 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["jax", "tf"])
 def test_random_look_ups_give_the_same_numbers_on_devices(backend):
     for number in range(6):

@@ -81,6 +81,7 @@ def test_any_right_schedule_is_accepted_with_and_without_messages(schedule):
     assert plan(explicit(schedule)).makespan == plan(schedule).makespan
 
 
+@pytest.mark.long
 @settings(PATIENT, max_examples=100)
 @given(built_in() | any_right(), st.randoms(use_true_random=False))
 def test_times_are_those_of_an_independent_simulation(schedule, draw):

@@ -26,6 +26,7 @@ def test_without_hardware_there_is_one_round():
     assert (pipeline.schedule.name, pipeline.rounds) == ("circular", 1)
 
 
+@pytest.mark.long
 def test_with_hardware_it_is_the_fastest_by_simulation():
     program = lower(MODEL, 4, "pipe:2", "layers:pipe", hardware="v5p")
     times = alternatives(MODEL, 4, "pipe:2", "layers:pipe", hardware="v5p")

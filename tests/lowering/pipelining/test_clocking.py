@@ -130,6 +130,7 @@ def test_zbv_keeps_what_1f1b_keeps_in_about_the_ticks_of_circular(stages, microb
     assert passes(turning) <= 2 * passes(onward) + 2 < 2 * passes(lean) + 2
 
 
+@pytest.mark.long
 def test_rounds_may_turn_around_at_both_ends(tmp_path):
     """Also in random orders, in which several results arrive at once and wait."""
     file = tmp_path / "mine.csv"

@@ -17,6 +17,7 @@ def dropped_alone(run):
     return md.jit(dropping.step(run), backend="numpy")(*dropping.arguments())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "run", [dropping.split_keys, dropping.carried_key, dropping.computed_again]
 )

@@ -46,6 +46,7 @@ def test_without_the_rule_there_is_no_pipeline(layout):
     assert lower(GPT, 4, "pipe:2", layout).pipeline is None
 
 
+@pytest.mark.long
 def test_programs_without_a_pipeline_do_not_load_what_makes_them():
     code = """
 import sys, meshdsl as md
@@ -220,6 +221,7 @@ def test_a_schedule_with_its_own_rounds_is_told():
         lower(layers(GPT, 8), 4, "pipe:2", "layers:pipe", pipeline="gpipe", pipeline_rounds=2)
 
 
+@pytest.mark.long
 def test_xla_says_that_it_makes_no_pipeline():
     step, _, data, spec = problem(GPT, 4)
     jitted = md.jit(step, "pipe:2", "layers:pipe", "jax_auto")

@@ -36,6 +36,7 @@ def stepped(step, state, data, mesh=None, layout=None, count=1, **options):
     return results
 
 
+@pytest.mark.long
 def test_a_loss_scale_grows_and_falls_alike():
     """The first scale overflows float16, so the first step changes nothing but the scale."""
     scaling = LossScaling(2.0**24, growth_interval=1, hysteresis=1)
@@ -137,6 +138,7 @@ def test_stages_on_other_slices_send_over_the_slow_network():
 # What is not finite.
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("mesh", "rounds"), [("pipe:4", 1), ("pipe:2", 2)])
 def test_what_is_not_finite_is_named_as_without_a_pipeline(mesh, rounds):
     """The attention of layer 3, which is on another stage than the first one, overflows."""

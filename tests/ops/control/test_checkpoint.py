@@ -291,6 +291,7 @@ def reference_attending(q, k, w):
     return jnp.tanh(weights @ k) @ w
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", [{"keep": "mixed"}, {"products": True}])
 def test_attention_that_is_kept_is_not_computed_again(policy):
     length, memory, kv = md.dims(length=3, memory_length=5, kv=4)

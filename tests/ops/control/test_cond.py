@@ -35,11 +35,13 @@ def both_ways():
     return random([a], -0.2, 1), random([a], -1, 0.2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", [0, 1])
 def test_either_branch_with_two_derivatives(way):
     assert_agree(choose, jax_choose, both_ways()[way], random([a, b], seed=1), order=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", [0, 1])
 def test_trees_go_in_and_out_and_dims_may_come_in_another_order(way):
     w = random([a, b], seed=1)
@@ -80,6 +82,7 @@ def test_an_input_that_only_one_branch_uses():
     assert_agree(ours, lambda x, y: jnp.sin(y) + 0 * x, y, x, order=2)
 
 
+@pytest.mark.long
 def test_a_cond_in_a_scan_and_a_scan_in_a_cond():
     xs = random([steps, a], seed=3)
 

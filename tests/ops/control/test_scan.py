@@ -28,6 +28,7 @@ def jax_cell(carry, x, w):
     return carry, jnp.sin(x) * carry
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reverse", [False, True])
 def test_carry_slices_consts_and_outputs_with_two_derivatives(reverse):
     def ours(carry, xs, w):
@@ -74,6 +75,7 @@ def test_the_stacked_dim_may_stand_anywhere():
     assert_agree(ours, theirs, random([a]), xs, order=2)
 
 
+@pytest.mark.long
 def test_trees_go_through():
     carry, _, w = inputs()
 
@@ -106,6 +108,7 @@ def test_a_dim_without_slices_gives_the_length():
     assert_agree(ours, lambda x: x**8, random([a], 0.5, 1.5), order=2)
 
 
+@pytest.mark.long
 def test_integer_carries_count_and_do_not_hinder_gradients():
     def ours(carry, xs):
         def body(state, x):
@@ -136,6 +139,7 @@ def test_integer_slices_index_captured_tables():
     )
 
 
+@pytest.mark.long
 def test_scans_nest():
     inner = md.Dimension("inner", 3)
     xs = random([steps, inner, a], seed=3)
@@ -375,6 +379,7 @@ def test_map_tells_mistakes_as_its_own():
     assert "map: ys are stacked along `steps`, which they have already" in text
 
 
+@pytest.mark.long
 def test_several_carries_of_all_kinds_in_reverse_on_layouts_that_do_not_divide():
     five, odd = md.dims(five=5, odd=3)
     xs = {"x": random([five, odd], seed=1), "i": md.named(np.arange(5, dtype=np.int32), [five])}

@@ -199,6 +199,7 @@ def test_jax_gives_the_same_on_a_mesh(variant, small_blocks):
         assert_close(mine, other)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("causal", [False, True])
 def test_jax_nn_agrees(causal):
     """To the precision of its softmax, float32."""

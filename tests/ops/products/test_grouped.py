@@ -266,6 +266,7 @@ def test_the_program_names_the_dim_of_the_groups():
     assert "grouped_einsum(x, w, group, experts)" in str(lowered())
 
 
+@pytest.mark.long
 def test_the_program_of_tensorflow_on_tpus_has_the_same_values():
     def product(x, w, group):
         return md.grouped_einsum(x, w, group, "experts", out=["batch", "length", "choice", "d_ff"])

@@ -124,6 +124,7 @@ def test_values_and_derivatives_at_a_position_that_is_a_tensor(name):
     assert_agree(function, expected, X, SHORT, scalar(2))
 
 
+@pytest.mark.long
 def test_every_layout_gives_the_same():
     functions = [lambda x, u, at, f=f: f(x) for f, _ in CASES.values()]
     functions += [f for f, _ in DYNAMIC.values()]

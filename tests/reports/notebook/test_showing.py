@@ -95,6 +95,7 @@ def test_a_traced_program_shows_its_lines_with_dims_in_colours():
     assert any("test_showing.py" in row for row in rows)
 
 
+@pytest.mark.long
 def test_a_long_program_is_cut():
     def many(x):
         for _ in range(2000):

@@ -97,6 +97,7 @@ def test_a_clock_that_jumps_is_explained(tmp_path, caplog, monkeypatch):
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+@pytest.mark.long
 def test_a_clock_that_jumps_is_explained_by_the_last_line_of_a_process(tmp_path):
     line = [
         sys.executable,

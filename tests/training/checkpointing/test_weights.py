@@ -208,6 +208,7 @@ def trained(workdir, at=4, **options):
     return run(workdir, saving=saving, stops=Stops(at_step=at), **mesh | options)
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_exported_without_its_mesh(tmp_path):
     result = trained(tmp_path, backend="jax")
     done = export(tmp_path, tmp_path / "out", max_shard_size=400)

@@ -49,6 +49,7 @@ SOURCES = st.one_of(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=15)
 @given(
     source=SOURCES,
@@ -91,6 +92,7 @@ def test_more_processes_than_rows_see_the_same_batches(source):
     assert [joined(rows) for rows in zip(*taken, strict=True)] == whole
 
 
+@pytest.mark.long
 @settings(max_examples=15)
 @given(stop=st.integers(0, 9), old=st.integers(1, 99), new=st.integers(1, 99))
 def test_another_batch_size_goes_on_at_the_same_example(stop, old, new):
@@ -123,6 +125,7 @@ def check_workers(count, source, before, after):
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.long
 def test_workers_read_the_same_batches():
     check_workers(9, mixture((300, 2), (200, 1)), 2, 0)
 

@@ -28,6 +28,7 @@ def test_before_any_position_every_source_has_given_its_share(weights, far):
     assert abs(number - far * weights[source] / sum(weights)) <= len(weights)
 
 
+@pytest.mark.long
 @settings(max_examples=8)
 @given(
     parts=st.lists(st.tuples(st.integers(100, 200), st.integers(1, 5)), min_size=2, max_size=4),

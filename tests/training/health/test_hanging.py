@@ -90,6 +90,7 @@ def test_time_in_which_the_process_itself_stood_still_is_not_counted(monkeypatch
     assert not reasons
 
 
+@pytest.mark.long
 def test_a_run_whose_data_never_comes_shows_the_line_that_waits():
     done = subprocess.run(
         [sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=300, check=False

@@ -164,6 +164,7 @@ def faulty(monkeypatch, at, device, path="params/w_out"):
 JOB = {"backend": "jax", "mesh": "data:8", "layout": "batch:data", "log_every": 4}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("every", [2, 100])
 def test_a_run_ends_before_it_saves_a_fault(every, tmp_path, monkeypatch):
     faulty(monkeypatch, at=3, device=5)

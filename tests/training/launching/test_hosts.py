@@ -172,6 +172,7 @@ def test_all_hosts_start_again_when_a_process_of_one_is_killed(job, tmp_path):
     assert kinds == ["started", "failed", "started", "ended"]
 
 
+@pytest.mark.long
 def test_a_host_that_is_gone_is_waited_for(job, tmp_path):
     first, second = job(0, processes=2, program=WAITS), job(2, program=WAITS)
     numbers = [process(tmp_path, 1, n) for n in range(3)]
@@ -184,6 +185,7 @@ def test_a_host_that_is_gone_is_waited_for(job, tmp_path):
     assert "process 2 is lost: nothing is heard of its supervisor on" in first.stderr.read()
 
 
+@pytest.mark.long
 def test_a_first_supervisor_that_is_gone_is_waited_for(job, tmp_path):
     first, second = job(0, processes=2, program=WAITS), job(2, program=WAITS)
     number = process(tmp_path, 1, 2)
@@ -275,6 +277,7 @@ def test_hosts_that_do_not_come_are_named(job):
     assert alone.wait(90) == 2 and "was not there for 2 s" in alone.stderr.read()
 
 
+@pytest.mark.long
 def test_what_is_no_supervisor_does_no_harm(job):
     port = free_port()
     first = job(0, port=port, processes=2)
@@ -346,6 +349,7 @@ def test_fewer_hosts_go_on_and_more_when_one_comes_back(job, tmp_path):
     )
 
 
+@pytest.mark.long
 def test_a_spare_host_takes_the_place_of_a_lost_one_at_once(job, tmp_path):
     given = {"program": "import json\n" + ELASTIC, "shrink_after": 30.0}
     first, second, spare = job(0, **given), job(1, processes=2, **given), None
@@ -377,6 +381,7 @@ def test_a_host_that_stays_keeps_its_number_where_a_spare_one_takes_another_plac
     assert by == [first.pid, spare.pid, third.pid]
 
 
+@pytest.mark.long
 def test_a_host_that_is_taken_away_leaves_the_others_a_saved_state(job, tmp_path):
     given = {"program": "import json\n" + ELASTIC, "elastic": True, "beside": 3}
     first, second, third = (job(n, **given) for n in range(3))
@@ -389,6 +394,7 @@ def test_a_host_that_is_taken_away_leaves_the_others_a_saved_state(job, tmp_path
     assert "failure" not in first.stderr.read()
 
 
+@pytest.mark.long
 def test_the_host_that_leads_leaves_as_any_other_when_it_is_taken_away(job, tmp_path):
     """Its state is saved, and another one leads at once: nothing has failed."""
     given = {
@@ -412,6 +418,7 @@ def test_the_host_that_leads_leaves_as_any_other_when_it_is_taken_away(job, tmp_
     assert "the first supervisor has left the job: the one of" in second.stderr.read()
 
 
+@pytest.mark.long
 def test_a_signal_to_all_hosts_ends_a_job_that_could_lose_any_of_them(job, tmp_path):
     given = {"program": "import json\n" + BY + ELASTIC, "elastic": True, "beside": 3}
     three = [job(n, **given, shrink_after=20.0) for n in range(3)]
@@ -550,6 +557,7 @@ def test_a_start_does_not_take_the_end_of_an_earlier_one_for_its_own(job, tmp_pa
     assert kinds == ["started", "failed", "started", "ended"]
 
 
+@pytest.mark.long
 def test_what_takes_connections_and_closes_them_is_given_up(job):
     with socket.create_server(("localhost", 0)) as listener:
         listener.settimeout(0.5)
@@ -563,6 +571,7 @@ def test_what_takes_connections_and_closes_them_is_given_up(job):
     assert "was not there for 4 s" in (text := member.stderr.read()) and "broken" not in text
 
 
+@pytest.mark.long
 def test_a_signal_while_hosts_are_waited_for_leaves_copies_where_they_are(job, tmp_path):
     first, second = job(0, processes=2, program=WAITS), job(2, program=WAITS)
     numbers = [process(tmp_path, 1, n) for n in range(3)]
@@ -593,6 +602,7 @@ def test_a_line_ends_when_nothing_is_heard_for_too_long():
     assert terms.Terms("host0:7", 2, "", 1.0).meeting == "host0:8"
 
 
+@pytest.mark.long
 def test_a_job_that_ends_says_so_in_the_workdir(job, tmp_path):
     first, other = job(0, total=2), job(1, total=2)
     assert first.wait(90) == other.wait(90) == 0

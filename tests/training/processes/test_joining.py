@@ -241,6 +241,7 @@ def test_processes_end_at_the_step_that_was_set(start, text, tmp_path):
     assert "ended after step 12 of 40" in told[0][1]
 
 
+@pytest.mark.long
 def test_processes_that_differ_are_named(start, text, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text(text.read_text()[::-1])
@@ -262,6 +263,7 @@ def test_processes_that_differ_are_named(start, text, tmp_path):
         assert "process 1: the data is " in errors
 
 
+@pytest.mark.long
 def test_what_is_wrong_in_one_process_ends_all(start, text):
     processes = start(
         2, "--host_devices=1", own={0: [f"--data={text}"], 1: ["--data=/nowhere/*.txt"]}

@@ -299,6 +299,7 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
     assert file.getvalue() == "step  5/10  loss 1.000\n"
 
 
+@pytest.mark.long
 def test_a_run_goes_on_where_its_reader_has_gone():
     code = (
         "import sys\n"

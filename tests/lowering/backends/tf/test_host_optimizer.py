@@ -37,6 +37,7 @@ def branching(x):
     return md.scan(body, x, x, "rows")[0]
 
 
+@pytest.mark.long
 def test_devices_find_each_other_in_loops_in_branches_every_time(monkeypatch):
     """They waited for ever in the first copy, in five of five processes."""
     monkeypatch.setenv("MESHDSL_COLLECTIVE_TIMEOUT", "60")

@@ -37,6 +37,7 @@ def test_versions_from_there_on_will_do(found, monkeypatch):
     require.tensorflow()
 
 
+@pytest.mark.long
 def test_nothing_else_imports_it():
     code = (
         "import sys, meshdsl.cli.train, meshdsl.cli.explain, meshdsl.models, meshdsl.lowering; "

@@ -114,6 +114,7 @@ def test_whatever_is_chosen_values_and_gradients_are_those_of_one_device(rows, c
     check(rows, columns, None, WHERE, context=context)
 
 
+@pytest.mark.long
 def test_jax_gives_the_same():
     check(24, 24, ["bias"], [("x:4", BOTH)], "jax", context="ring")
     check(24, 24, ["positions"], [("x:2,y:2", f"{BOTH}; heads:y")], "jax", context="ring")

@@ -17,6 +17,7 @@ SAME = "length:a+b; memory_length:a+b", "length:b+a; memory_length:b+a"  # in on
 DEALT = [case for case in WHERE if BOTH in case[1] or case[1] in SAME]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(3))
 def test_values_and_gradients_are_those_of_one_device(number):
     size = [16, 7, 9][number]
@@ -29,6 +30,7 @@ def test_on_every_mesh_they_are(size):
     check(size, size, CAUSAL, DEALT, context="ring", zigzag=True)
 
 
+@pytest.mark.long
 def test_jax_gives_the_same():
     check(24, 24, ["bias"], [("x:3", BOTH)], "jax", context="ring", zigzag=True)
 

@@ -80,6 +80,7 @@ def test_results_are_named_arrays_like_all_others():
     np.testing.assert_allclose(on_jax, np.asarray(expected).sum(), rtol=1e-12)
 
 
+@pytest.mark.long
 def test_random_numbers_are_the_same_bits():
     def draw(key):
         return md.random.normal(key, [batch, embed], "float32"), md.random.bits(key, [batch, embed])

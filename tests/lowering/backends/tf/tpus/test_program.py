@@ -274,6 +274,7 @@ def test_replicas_that_disagree_are_reported():
 # Numbers.
 
 
+@pytest.mark.long
 def test_random_numbers_are_the_same_everywhere():
     def drawn(x):
         key = md.random.key(3)
