@@ -93,10 +93,15 @@ def losses(workdir: Path) -> Losses | None:
 def first_step(file: Path, start: int) -> tuple[float, float] | None:
     """Returns when the first step of the latest start of a number was finished, since 1970.
 
-    The second is how long the recovery took that it ended. None: no step was finished.
+    The second is how long the recovery took that it ended. None: no step was finished, or the
+    record cannot be read now. A healthy job must not end because of its record.
     """
     found = None
-    for event in events_of(file) if file.exists() else ():
+    try:
+        events = [*events_of(file)]
+    except OSError:
+        return None
+    for event in events:
         if event.get("start") == start and event.get("event") == "started":
             found = None
         if event.get("start") == start and event.get("event") == "stepped":

@@ -74,6 +74,11 @@ def test_the_first_step_of_a_start_is_that_of_its_latest_number(tmp_path):
     assert first_step(tmp_path / NAME, 2) == (5.0, 3.5)
 
 
+def test_a_record_that_cannot_be_read_now_says_nothing(tmp_path):
+    (tmp_path / NAME).mkdir()  # reading it is an error of the system
+    assert first_step(tmp_path / NAME, 1) is None
+
+
 def test_a_run_writes_when_its_first_step_is_finished_and_reports_its_goodput(
     tmp_path, monkeypatch, capfd
 ):
