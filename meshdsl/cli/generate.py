@@ -32,6 +32,13 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 8  # texts, by default
 _PROMPT = "prompt"  # the key in lines of JSON
+_RESULTS = ("text", "finish", "tokens")  # keys that are written there
+# Control characters as a terminal shows them: a model of bytes may write any, and some of them
+# change the terminal itself.
+_PICTURES = {
+    **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"},
+    **dict.fromkeys(range(0x7F, 0xA0), 0xFFFD),
+}
 
 
 @dataclass(frozen=True)
@@ -116,18 +123,17 @@ def _to_terminal(
     begin: int | None,
 ) -> None:
     """Prints a single text as it is written, and several one after another."""
-    single = len(prompts) == 1
+    single, pictures = len(prompts) == 1, _PICTURES if sys.stdout.isatty() else {}
 
     def show(number: int, piece: str) -> None:
-        sys.stdout.write(piece)
+        sys.stdout.write(piece.translate(pictures))
         sys.stdout.flush()
 
     if single:
         show(0, prompts[0])
     texts = _texts(writer, tokenizer, prompts, stop, begin, show if single else None)
     for number, text in enumerate(texts, start=1):
-        sys.stdout.write("\n" if single else f"[{number}] {text.prompt}{text.written}\n")
-        sys.stdout.flush()
+        show(number, "\n" if single else f"[{number}] {text.prompt}{text.written}\n")
 
 
 def _to_file(
@@ -174,7 +180,8 @@ def _opened(out: str) -> Iterator[Callable[[str], object]]:
 
 
 def _line(given: Mapping[str, Any], text: Text) -> str:
-    written = {"text": text.written, "finish": text.finish, "tokens": len(text.tokens)}
+    results = (text.written, text.finish, len(text.tokens))
+    written = dict(zip(_RESULTS, results, strict=True))
     return json.dumps({**given, _PROMPT: text.prompt, **written}, ensure_ascii=False)
 
 
@@ -202,6 +209,11 @@ def _asked(values: flags.FlagValues, problems: Problems) -> Asked:
     lines: list[dict[str, Any]] = []
     with problems.caught("--prompts"):
         lines = _read(Path(values.prompts))
+    if values.out and (taken := [key for key in _RESULTS if any(key in line for line in lines)]):
+        problems.add(
+            f"--prompts: lines of {values.prompts} have {', '.join(taken)}, which --out writes "
+            "itself; give these keys other names"
+        )
     return Asked([line[_PROMPT] for line in lines], lines)
 
 

@@ -124,6 +124,22 @@ def test_stop_strings_and_batches_of_a_file(capsys, tmp_path, trained):
     assert f"--out: {out} is there already" in refused(capsys, *given, f"--out={out}")
 
 
+def test_a_terminal_shows_control_characters_and_does_not_obey_them(capsys, trained, monkeypatch):
+    given = (f"--workdir={trained}", "--prompt=a\x1b[2J\tb\x9b\n", "--max_tokens=1")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert written(capsys, *given).startswith("a\u241b[2J\tb\ufffd\n")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: False, raising=False)
+    assert written(capsys, *given).startswith("a\x1b[2J\tb\x9b\n")
+
+
+def test_keys_of_results_are_refused_in_a_file_of_prompts(capsys, tmp_path, trained):
+    (tmp_path / "p.jsonl").write_text(
+        '{"prompt": "A", "text": "B"}\n{"prompt": "C", "finish": 1}\n'
+    )
+    given = (f"--workdir={trained}", f"--prompts={tmp_path}/p.jsonl", f"--out={tmp_path}/o.jsonl")
+    assert "p.jsonl have text, finish, which --out writes itself" in refused(capsys, *given)
+
+
 def test_lines_of_text_are_prompts(tmp_path):
     (tmp_path / "p.txt").write_text("one\n\ntwo\n")
     assert generate._read(tmp_path / "p.txt") == [{"prompt": "one"}, {"prompt": "two"}]
