@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.options import dtype_of_sums
 from meshdsl.lowering.parameters import Cond, Scan, While
 from meshdsl.lowering.program import Block, Value
 from meshdsl.lowering.writing.builder import BOOL, INT32
@@ -69,7 +70,8 @@ def _own_slices(scope: Scope, op: Operation) -> tuple[str, ...]:
 
     There are such axes if the iterations do not depend on each other (their carries are running
     sums, which become partial), all stacked tensors are split over these axes, and no tensor in the
-    body is.
+    body is. Nor are there any if the sums are of half precision: a device's part of a sum may
+    overflow where the sum does not.
     """
     body: Graph = op.params["body"]
     dim, consts, carries = op.params["dim"], op.params["consts"], op.params["carries"]
@@ -78,6 +80,9 @@ def _own_slices(scope: Scope, op: Operation) -> tuple[str, ...]:
     split_over = {layouts[tensor].axes(dim.name) for tensor in stacked}
     axes = split_over.pop() if len(split_over) == 1 else ()
     if not axes or not all(is_sum(body, consts + i, i) for i in range(carries)):
+        return ()
+    options = scope.planned.chooser.options
+    if any(dtype_of_sums(t.dtype, options) != t.dtype for t in body.outputs[:carries]):
         return ()
     inside = list(within(body))
     decides = any(inner.effect or inner.name in ("cond", "while_loop") for inner in inside)

@@ -1,9 +1,8 @@
 """Random programs in half precision: the numbers of one device, on random meshes and layouts.
 
 `python -m pytest tests/property/test_half_precision.py --half_precision=2000 -n 2` runs cases 0 to
-1999, each in float16 or bfloat16. Known to fail: 402, as a loop over a split dim that only adds up
-does in `test_wide_sums.py`. Program 492 and many pipelines differ, since they round once less than
-one device: of six that were looked at, all are nearer to the numbers of float64.
+1999, each in float16 or bfloat16. Known to fail: 492 and many pipelines, since they round once less
+than one device: of six that were looked at, all are nearer to the numbers of float64.
 """
 
 import numpy as np

@@ -287,7 +287,6 @@ def test_gradients_in_a_ring_are_rounded_once():
     assert wide == {"bfloat16", "float32"} and narrow == {"bfloat16"}
 
 
-@pytest.mark.xfail(strict=True, reason="the sums that a loop carries stay in half precision")
 def test_a_loop_that_adds_up_over_a_split_dim_is_that_of_one_device():
     def total(x):
         def body(carry, part):
