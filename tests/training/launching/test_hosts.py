@@ -21,6 +21,7 @@ from meshdsl.training.launching import leading, terms
 from meshdsl.training.launching.events import NAME
 from meshdsl.training.launching.lines import Line
 
+pytestmark = pytest.mark.long
 SUPERVISOR = """
 import json, os, sys, time
 from pathlib import Path
@@ -156,7 +157,6 @@ def is_there(number):
 WAITS = "time.sleep(600 if start == 1 else 0)"
 
 
-@pytest.mark.long
 def test_all_hosts_start_again_when_a_process_of_one_is_killed(job, tmp_path):
     """At once: nobody waits until collectives give up."""
     first, second = job(0, program=WAITS), job(1, processes=2, program=WAITS)
@@ -172,7 +172,6 @@ def test_all_hosts_start_again_when_a_process_of_one_is_killed(job, tmp_path):
     assert kinds == ["started", "failed", "started", "ended"]
 
 
-@pytest.mark.long
 def test_a_host_that_is_gone_is_waited_for(job, tmp_path):
     first, second = job(0, processes=2, program=WAITS), job(2, program=WAITS)
     numbers = [process(tmp_path, 1, n) for n in range(3)]
@@ -185,7 +184,6 @@ def test_a_host_that_is_gone_is_waited_for(job, tmp_path):
     assert "process 2 is lost: nothing is heard of its supervisor on" in first.stderr.read()
 
 
-@pytest.mark.long
 def test_a_first_supervisor_that_is_gone_is_waited_for(job, tmp_path):
     first, second = job(0, processes=2, program=WAITS), job(2, program=WAITS)
     number = process(tmp_path, 1, 2)
@@ -202,7 +200,6 @@ def test_a_first_supervisor_that_is_gone_is_waited_for(job, tmp_path):
     assert "is broken: the processes of this host are stopped" in second.stderr.read()
 
 
-@pytest.mark.long
 def test_a_host_that_stands_still_for_too_long_is_lost(job, tmp_path):
     first = job(0, processes=2, program=WAITS, silence=3.0)
     second = job(2, program=WAITS, silence=3.0)
@@ -214,7 +211,6 @@ def test_a_host_that_stands_still_for_too_long_is_lost(job, tmp_path):
     assert (first.wait(90), second.wait(90)) == (0, 0)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("signalled", [0, 1])
 def test_a_signal_to_any_host_reaches_all_processes_once(signalled, job, tmp_path):
     program = (
@@ -235,7 +231,6 @@ def test_a_signal_to_any_host_reaches_all_processes_once(signalled, job, tmp_pat
     assert "its 3 processes, and it has no --elastic_axis" in both[0].stderr.read()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -257,7 +252,6 @@ def test_hosts_that_do_not_fit_are_told_why_on_both(given, said, job, tmp_path):
     assert "is refused: " in (text := first.stderr.read()) and said in text
 
 
-@pytest.mark.long
 def test_two_hosts_with_the_same_numbers_are_told(job):
     first, second = job(0), job(1)
     wait_for(lambda: "waiting for the hosts of process 2" in first.stderr.readline())
@@ -267,7 +261,6 @@ def test_two_hosts_with_the_same_numbers_are_told(job):
     assert second.poll() is None
 
 
-@pytest.mark.long
 def test_hosts_that_do_not_come_are_named(job):
     first, second = job(0, patience=6.0), job(1)
     assert (first.wait(90), second.wait(90)) == (2, 1)
@@ -277,7 +270,6 @@ def test_hosts_that_do_not_come_are_named(job):
     assert alone.wait(90) == 2 and "was not there for 2 s" in alone.stderr.read()
 
 
-@pytest.mark.long
 def test_what_is_no_supervisor_does_no_harm(job):
     port = free_port()
     first = job(0, port=port, processes=2)
@@ -317,7 +309,6 @@ def flags(folder, start, number):
     return (folder / f"{start}.{number}.flags").read_text().split()
 
 
-@pytest.mark.long
 def test_fewer_hosts_go_on_and_more_when_one_comes_back(job, tmp_path):
     given = {"program": "import json\n" + ELASTIC, "elastic": True, "beside": 3}
     given["shrink_after"] = 5.0  # on a busy machine the last one may connect seconds after others
@@ -349,7 +340,6 @@ def test_fewer_hosts_go_on_and_more_when_one_comes_back(job, tmp_path):
     )
 
 
-@pytest.mark.long
 def test_a_spare_host_takes_the_place_of_a_lost_one_at_once(job, tmp_path):
     given = {"program": "import json\n" + ELASTIC, "shrink_after": 30.0}
     first, second, spare = job(0, **given), job(1, processes=2, **given), None
@@ -366,7 +356,6 @@ def test_a_spare_host_takes_the_place_of_a_lost_one_at_once(job, tmp_path):
     assert (first.wait(90), spare.wait(90)) == (0, 0)
 
 
-@pytest.mark.long
 def test_a_host_that_stays_keeps_its_number_where_a_spare_one_takes_another_place(job, tmp_path):
     """Its copies in memory are then those that its processes need."""
     program = "open(f'{folder}/by.{start}.{number}', 'w').write(str(os.getppid()))\n" + WAITS
@@ -381,7 +370,6 @@ def test_a_host_that_stays_keeps_its_number_where_a_spare_one_takes_another_plac
     assert by == [first.pid, spare.pid, third.pid]
 
 
-@pytest.mark.long
 def test_a_host_that_is_taken_away_leaves_the_others_a_saved_state(job, tmp_path):
     given = {"program": "import json\n" + ELASTIC, "elastic": True, "beside": 3}
     first, second, third = (job(n, **given) for n in range(3))
@@ -394,7 +382,6 @@ def test_a_host_that_is_taken_away_leaves_the_others_a_saved_state(job, tmp_path
     assert "failure" not in first.stderr.read()
 
 
-@pytest.mark.long
 def test_the_host_that_leads_leaves_as_any_other_when_it_is_taken_away(job, tmp_path):
     """Its state is saved, and another one leads at once: nothing has failed."""
     given = {
@@ -418,7 +405,6 @@ def test_the_host_that_leads_leaves_as_any_other_when_it_is_taken_away(job, tmp_
     assert "the first supervisor has left the job: the one of" in second.stderr.read()
 
 
-@pytest.mark.long
 def test_a_signal_to_all_hosts_ends_a_job_that_could_lose_any_of_them(job, tmp_path):
     given = {"program": "import json\n" + BY + ELASTIC, "elastic": True, "beside": 3}
     three = [job(n, **given, shrink_after=20.0) for n in range(3)]
@@ -448,7 +434,6 @@ def kill_host(folder, supervisor, *processes):
         os.kill(number, signal.SIGKILL)
 
 
-@pytest.mark.long
 def test_the_job_goes_on_without_the_first_host_and_grows_again_with_it(job, tmp_path):
     given = {"program": "import json\n" + BY + ELASTIC, "elastic": True, "beside": 3}
     first, second, third = (job(n, **given) for n in range(3))
@@ -472,7 +457,6 @@ def test_the_job_goes_on_without_the_first_host_and_grows_again_with_it(job, tmp
     assert "the one of this host, at " in second.stderr.read()
 
 
-@pytest.mark.long
 def test_a_spare_host_lets_the_job_go_on_without_the_first_one(job, tmp_path):
     program = BY + "time.sleep(600 if start == 1 else 0)"
     first, second = job(0, program=program), job(1, processes=2, program=program)
@@ -521,7 +505,6 @@ class Cable:
                 end.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.mark.long
 def test_a_first_supervisor_that_was_cut_off_gives_way(job, tmp_path):
     """The others see that their connections are broken, however long it takes."""
     given = {"program": "import json\n" + BY + ELASTIC, "elastic": True, "beside": 3}
@@ -542,7 +525,6 @@ def test_a_first_supervisor_that_was_cut_off_gives_way(job, tmp_path):
     assert "another supervisor leads the job now" in first.stderr.read()
 
 
-@pytest.mark.long
 def test_a_start_does_not_take_the_end_of_an_earlier_one_for_its_own(job, tmp_path):
     """A host stands still while another process fails, and hears of two starts when it goes on."""
     first, second = job(0, processes=2, program=WAITS), job(2, program=WAITS)
@@ -557,7 +539,6 @@ def test_a_start_does_not_take_the_end_of_an_earlier_one_for_its_own(job, tmp_pa
     assert kinds == ["started", "failed", "started", "ended"]
 
 
-@pytest.mark.long
 def test_what_takes_connections_and_closes_them_is_given_up(job):
     with socket.create_server(("localhost", 0)) as listener:
         listener.settimeout(0.5)
@@ -571,7 +552,6 @@ def test_what_takes_connections_and_closes_them_is_given_up(job):
     assert "was not there for 4 s" in (text := member.stderr.read()) and "broken" not in text
 
 
-@pytest.mark.long
 def test_a_signal_while_hosts_are_waited_for_leaves_copies_where_they_are(job, tmp_path):
     first, second = job(0, processes=2, program=WAITS), job(2, program=WAITS)
     numbers = [process(tmp_path, 1, n) for n in range(3)]
@@ -602,7 +582,6 @@ def test_a_line_ends_when_nothing_is_heard_for_too_long():
     assert terms.Terms("host0:7", 2, "", 1.0).meeting == "host0:8"
 
 
-@pytest.mark.long
 def test_a_job_that_ends_says_so_in_the_workdir(job, tmp_path):
     first, other = job(0, total=2), job(1, total=2)
     assert first.wait(90) == other.wait(90) == 0
