@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from meshdsl.training.reporting.output import tell
+
 _LINES = 10  # where there is no terminal
 
 
@@ -20,6 +22,7 @@ class Progress:
 
     Args:
         what: what is counted.
+        console: where a bar is drawn, if it is a terminal.
         patience: seconds without a line, where there is no terminal.
     """
 
@@ -63,7 +66,7 @@ class Progress:
         if count and (done or self._count // every > before // every):
             line = f"{self._count:,} of {self._total:,} {self._what}"
             text = f"{line}; {failures}" if failures else line
-            self._console.print(text, markup=False, highlight=False)
+            tell(text, error=True)
 
     def __enter__(self) -> Self:
         if self._bar is not None:
