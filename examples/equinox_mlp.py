@@ -3,9 +3,10 @@
     python examples/equinox_mlp.py --mesh_shape=data:2,model:4 --layout='batch:data;hidden:model' \
         --host_devices=8
 
-A model of Equinox holds functions beside its arrays; `md.from_equinox` takes it whole. It names the
-dims of the arrays: those of the images and of one weight are said, the others follow. The losses
-are those of `equinox.filter_jit` of the same step.
+A model of Equinox holds functions beside its arrays; `md.from_equinox` takes it as it is. It names
+the dims of the arrays: those of the images and of one weight are said, the others follow. The
+losses are those of `equinox.filter_jit` of the same step. The model is an argument `params`, so the
+state of the optimizer lies like it.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from sklearn.datasets import load_digits
 import meshdsl as md
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
-NAMES = {"image": "batch pixel", "model/layers/0/weight": "hidden _"}
+NAMES = {"image": "batch pixel", "params/layers/0/weight": "hidden _"}
 
 
 def loss_of(model, image, label):
@@ -27,10 +28,10 @@ def loss_of(model, image, label):
     return optax.softmax_cross_entropy_with_integer_labels(logits, label).mean()
 
 
-def train_step(model, state, image, label):
-    value, grads = eqx.filter_value_and_grad(loss_of)(model, image, label)
-    updates, state = OPTIMIZER.update(grads, state, eqx.filter(model, eqx.is_array))
-    return eqx.apply_updates(model, updates), state, value
+def train_step(params, state, image, label):
+    value, grads = eqx.filter_value_and_grad(loss_of)(params, image, label)
+    updates, state = OPTIMIZER.update(grads, state, eqx.filter(params, eqx.is_array))
+    return eqx.apply_updates(params, updates), state, value
 
 
 def digits():

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from meshdsl.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from meshdsl.imports.jax.equinox import from_equinox as from_equinox
     from meshdsl.imports.jax.function import from_jax as from_jax
-    from meshdsl.imports.jax.whole import from_equinox as from_equinox
     from meshdsl.language import *
     from meshdsl.language import __all__ as __all__
     from meshdsl.reports.notebook.showing import show as show

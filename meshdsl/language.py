@@ -37,8 +37,8 @@ from meshdsl.tracing.graph import Graph, TracedTensor
 from meshdsl import nn, optim  # which are written in the language
 
 if TYPE_CHECKING:
+    from meshdsl.imports.jax.equinox import from_equinox
     from meshdsl.imports.jax.function import from_jax
-    from meshdsl.imports.jax.whole import from_equinox
     from meshdsl.reports.notebook.showing import show
 
 __all__ = [
@@ -270,7 +270,7 @@ __all__ = [
 
 # Few programs use these: others do not wait for what they import.
 _LATER = {
-    "from_equinox": "meshdsl.imports.jax.whole",
+    "from_equinox": "meshdsl.imports.jax.equinox",
     "from_jax": "meshdsl.imports.jax.function",
     "show": "meshdsl.reports.notebook.showing",
 }

@@ -172,7 +172,7 @@ def _naming_as(function: Callable) -> Callable[[Callable], Any]:
     """
 
     def decorate(derived: Any) -> Any:
-        for each in ("name_arguments", "names_numbers"):
+        for each in ("name_arguments", "names_static"):
             if hasattr(function, each):
                 setattr(derived, each, getattr(function, each))
         return derived

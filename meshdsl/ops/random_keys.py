@@ -18,14 +18,14 @@ from meshdsl.ops.creation import as_tensor, full, sized
 from meshdsl.ops.elementwise.arithmetic import cast
 from meshdsl.ops.operation import operation, reported_as
 from meshdsl.ops.shapes.joining import unstack
-from meshdsl.tensors.dims import Dimension, DimsLike, Shape
+from meshdsl.tensors.dims import RANDOM_KEY, Dimension, DimsLike, Shape
 from meshdsl.tensors.dtypes import is_integer
 from meshdsl.tensors.named_array import NamedArray
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Aval, Primitive
 from meshdsl.tracing.trace import bind_one
 
-KEY = Dimension("random_key", 2)
+KEY = RANDOM_KEY
 """The last dim of a random key.
 
 `md.random.key(0)` is u32[random_key=2]; keys that are stacked along a dim `layers` are

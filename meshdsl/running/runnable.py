@@ -18,6 +18,7 @@ from meshdsl.tensors.cuts import Cuts
 from meshdsl.tensors.module import path_of
 from meshdsl.tensors.named_array import NamedArray, Spec, number
 from meshdsl.tensors.signature import Signature, paths_of
+from meshdsl.tensors.static import Static
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Aval, Graph
 
@@ -212,8 +213,8 @@ def with_numbers(name: str, leaves: list[Any], tree: Any) -> list[Any]:
         elif callable(leaf):
             problems.append(
                 f"  {path}: {type(leaf).__name__} is a function, and arguments are trees of "
-                "arrays; keep it out of them, or make the program with md.from_equinox, which "
-                "takes models with functions in them"
+                "arrays; keep it out of them. md.from_equinox makes a program of a function of "
+                "JAX that takes models with functions in them"
             )
         else:
             what = f"{type(leaf).__name__} is no array and no tree of arrays"
@@ -243,14 +244,20 @@ def need_numbers(name: str, leaves: Sequence[Any], signature: Signature) -> None
 
 
 def leaves_with_paths(tree: Any, avals: Sequence[Aval]) -> list[mirrors.End]:
-    """Returns the leaves of a tree with their paths; None counts as a leaf."""
+    """Returns the leaves of a tree with their paths; None and what is static count as leaves.
+
+    So the state of an optimizer of optax, with None for what is static, mirrors its parameters.
+    """
 
     def is_end(value: Any) -> bool:
-        return value is None or is_leaf(value)
+        return value is None or isinstance(value, Static) or is_leaf(value)
 
     following = iter(avals)
     keyed = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_end)[0]
-    return [(path_of(keys), None if leaf is None else next(following)) for keys, leaf in keyed]
+    return [
+        (path_of(keys), None if leaf is None or isinstance(leaf, Static) else next(following))
+        for keys, leaf in keyed
+    ]
 
 
 def arguments_of(
@@ -264,6 +271,6 @@ def arguments_of(
     if name is None:
         return args, kwargs
     given = jax.tree.leaves((args, kwargs), is_leaf=is_leaf)
-    every = getattr(function, "names_numbers", False)
+    every = getattr(function, "names_static", False)
     plain = any(not is_leaf(leaf) and (every or hasattr(leaf, "shape")) for leaf in given)
     return name(*args, **kwargs) if plain else (args, kwargs)

@@ -72,6 +72,9 @@ DimLike: TypeAlias = Dimension | str
 DimsLike: TypeAlias = DimLike | Sequence[DimLike]
 
 
+RANDOM_KEY = Dimension("random_key", 2)  # the last dim of a key: its two words
+
+
 class Shape(tuple[Dimension, ...]):
     """Ordered dimensions with distinct names: `Shape([batch, embed])`.
 

@@ -26,7 +26,7 @@ from meshdsl.late import late
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.tensors import numpy_calls
 from meshdsl.tensors.cuts import Cuts, unpad
-from meshdsl.tensors.dims import Dimension, DimsLike, Shape, as_list
+from meshdsl.tensors.dims import RANDOM_KEY, Dimension, DimsLike, Shape, as_list
 from meshdsl.tensors.dtypes import as_dtype, short
 from meshdsl.tensors.idioms import answer_jax, refuse, refuse_primitive
 from meshdsl.tensors.static import Static
@@ -284,12 +284,17 @@ def named(data: Any, dims: DimsLike) -> NamedArray:
     return NamedArray(data, Shape(shape))
 
 
+def is_named(value: Any) -> bool:
+    """Whether a value is a tensor, or a spec of one."""
+    return isinstance(value, Tensor | Spec)
+
+
 def unnamed(tree: Any) -> Any:
     """Returns a tree with plain arrays for NamedArrays: `variables = md.unnamed(params)`.
 
     It is for what goes back to Flax, Equinox, or any other function of JAX. Arrays on a mesh stay
-    there, and have no pads; see `NamedArray.unpadded`. Models of `md.from_equinox` are whole again.
-    Other leaves stay as they are.
+    there, and have no pads; see `NamedArray.unpadded`. Keys of random numbers become JAX's typed
+    keys, and models of `md.from_equinox` are whole again. Other leaves stay as they are.
 
     Examples:
         >>> step = md.jit(lambda params: {"w": 2 * params["w"]})
@@ -300,7 +305,9 @@ def unnamed(tree: Any) -> Any:
 
     def plain(leaf: Any) -> Any:
         if isinstance(leaf, NamedArray):
-            return leaf.unpadded()
+            array = leaf.unpadded()
+            is_key = leaf.dims.names[-1:] == (RANDOM_KEY.name,) and leaf.dtype == np.uint32
+            return jax.random.wrap_key_data(array, impl="threefry2x32") if is_key else array
         return leaf.value if isinstance(leaf, Static) else leaf
 
     return jax.tree.map(plain, tree, is_leaf=lambda leaf: isinstance(leaf, Tensor | Static))

@@ -31,14 +31,20 @@ class Static:
         return hash(self._key)
 
     def __repr__(self) -> str:
-        return repr(self.value)
+        return f"Static({self.value!r})"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            f"{self!r} is a part of a tree whose arrays have names; md.unnamed(tree) makes plain "
+            "arrays of these, and a function of this"
+        )
 
     @property
     def _key(self) -> tuple[type, Hashable]:
         return type(self.value), self.value
 
 
-def shown(tree: Any) -> Any:
+def without_static(tree: Any) -> Any:
     """Returns a tree with the values of its `Static` nodes in their places."""
     return jax.tree.map(
         lambda leaf: leaf.value if isinstance(leaf, Static) else leaf,

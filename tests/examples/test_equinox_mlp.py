@@ -10,7 +10,7 @@ from tests.examples.programs import load, printed
 eqx = pytest.importorskip("equinox")
 LAYOUTS = [
     "batch:data; hidden:model",
-    pytest.param("batch:data; model/pixel:data; hidden:model", marks=pytest.mark.long),
+    pytest.param("batch:data; params/pixel:data; hidden:model", marks=pytest.mark.long),
 ]
 
 

@@ -25,8 +25,7 @@ from jax.sharding import PartitionSpec
 
 from meshdsl.tensors.dims import Dimension, did_you_mean
 from meshdsl.tensors.module import path_of
-from meshdsl.tensors.named_array import Spec
-from meshdsl.tensors.tensor import Tensor
+from meshdsl.tensors.named_array import is_named
 
 _TOKEN = re.compile(r"\(([^()]*)\)|([^\s,()]+)|([()])")
 BOX = "value"  # the attribute that has the array, in the boxes of Flax
@@ -45,7 +44,10 @@ Words = tuple[Word | None, ...]
 
 
 def annotate(
-    names: Any, leaves: Sequence[tuple[str, tuple[int, ...]]], boxed: Collection[str] = ()
+    names: Any,
+    leaves: Sequence[tuple[str, tuple[int, ...]]],
+    boxed: Collection[str] = (),
+    results: bool = False,
 ) -> list[Words]:
     """Returns a word, or None, for each position of each leaf.
 
@@ -53,6 +55,7 @@ def annotate(
         names: see the module.
         leaves: paths and sizes.
         boxed: paths of boxes, which stand for the `value` in them.
+        results: whether the leaves are results; keys of these begin with `return`.
 
     Raises:
         ValueError: a key matches no path, names do not fit a rank or are not valid, or one leaf has
@@ -83,11 +86,13 @@ def annotate(
             problems.append(f"{path} {list(sizes)}: {error}")
     paths = [path for path, _ in leaves]
     for number, (pattern, _) in enumerate(entries):
-        if number not in used and not pattern.startswith("return") and pattern != "**":
+        if number not in used and pattern.startswith("return") == results and pattern != "**":
             hint = did_you_mean(pattern, paths) or f"; there are {', '.join(paths[:8])}"
-            problems.append(f"names[{pattern!r}] matches no argument{hint}")
+            what = "result" if results else "argument"
+            problems.append(f"names[{pattern!r}] matches no {what}{hint}")
     if problems:
-        raise ValueError("names do not fit the arguments: " + "; ".join(problems))
+        what = "results" if results else "arguments"
+        raise ValueError(f"names do not fit the {what}: " + "; ".join(problems))
     return chosen
 
 
@@ -95,7 +100,8 @@ def annotate_results(names: Any, leaves: Sequence[tuple[str, tuple[int, ...]]]) 
     """Returns as `annotate`, for results: their keys begin with `return`."""
     if not isinstance(names, Mapping):
         return [(None,) * len(sizes) for _, sizes in leaves]
-    return annotate({k: v for k, v in names.items() if str(k).startswith("return")}, leaves)
+    own = {k: v for k, v in names.items() if str(k).startswith("return")}
+    return annotate(own, leaves, results=True)
 
 
 def _entries(names: Any, start: str) -> Iterator[tuple[str, Any]]:
@@ -109,7 +115,7 @@ def _entries(names: Any, start: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(names, list | tuple | PartitionSpec):
         yield start, names
     elif names is not None:
-        leaves = jax.tree_util.tree_flatten_with_path(names, is_leaf=_has_names)[0]
+        leaves = jax.tree_util.tree_flatten_with_path(names, is_leaf=is_named)[0]
         for keys, value in leaves:
             path = without_box(keys)
             yield path_of(path, start) if path else start, value
@@ -119,10 +125,6 @@ def without_box(keys: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns the keys of a leaf, of a box those of the box."""
     last = keys[-1] if keys else None
     return keys[:-1] if isinstance(last, jax.tree_util.GetAttrKey) and last.name == BOX else keys
-
-
-def _has_names(value: Any) -> bool:
-    return isinstance(value, Tensor | Spec)
 
 
 def _is_tree(value: Any) -> bool:
@@ -175,7 +177,7 @@ def _parsed(value: Any) -> Iterator[Word | str | None]:
             yield from _parsed(f"({' '.join(parts)})") if parts else [each and Word(_checked(each))]
         return
     if not isinstance(value, str):
-        for each in value.dims if isinstance(value, Tensor | Spec) else value:
+        for each in value.dims if is_named(value) else value:
             yield Word(_checked(each.name if isinstance(each, Dimension) else each))
         return
     for group, name, stray in _TOKEN.findall(value):

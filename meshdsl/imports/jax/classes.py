@@ -10,10 +10,13 @@ the conversion renames there, as the language asks for: `k.rename(length="memory
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from meshdsl.tracing.source import UNKNOWN, Source
+
+_ECHO = re.compile(r"(.+)_out|memory_(.+?)(?:_\d+)?")
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,17 @@ class Regrouped:
 
     whole: int
     parts: tuple[int, ...]
+
+
+def base_of(name: str) -> str:
+    """Returns the dim that a name such as `embed_out` or `memory_length` is another occurrence of.
+
+    `Naming` gives such names. So tensors that a program has named, and whose dims have these names
+    from then on, may meet as they did before.
+    """
+    while match := _ECHO.fullmatch(name):
+        name = match[1] or match[2]
+    return name
 
 
 class Classes:
@@ -150,7 +164,8 @@ class Classes:
             theirs.near.append(a)
             return
         if mine.said and theirs.said and mine.said.name != theirs.said.name:
-            if not (self._is_copy(a, b) or self._is_copy(b, a)):
+            echo = base_of(mine.said.name) == base_of(theirs.said.name)
+            if not (echo or self._is_copy(a, b) or self._is_copy(b, a)):
                 self._conflict(mine.said, theirs.said, source, what)
             return
         self._join(a, b)

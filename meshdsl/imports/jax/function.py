@@ -32,6 +32,7 @@ from meshdsl.imports.jax.classes import Classes
 from meshdsl.imports.jax.conversion import Conversion
 from meshdsl.imports.jax.differences import difference
 from meshdsl.imports.jax.inference import Dims, Frame, Walk, check_known, labels
+from meshdsl.imports.jax.keys import is_key, is_typed, key_dtype, named_keys
 from meshdsl.imports.jax.listing import listing
 from meshdsl.imports.jax.naming import Naming
 from meshdsl.imports.jax.rolling import rolled
@@ -50,7 +51,7 @@ from meshdsl.ops.random_keys import KEY
 from meshdsl.running.jit import jit
 from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tensors.module import path_of
-from meshdsl.tensors.named_array import NamedArray, Spec, named, number
+from meshdsl.tensors.named_array import NamedArray, Spec, is_named, named, number
 from meshdsl.tensors.paths import path_names
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import TracedTensor
@@ -168,22 +169,22 @@ class FromJax:
     Where the function takes and returns arrays of JAX, it takes and returns tensors.
 
     Attributes:
-        maker: the word of the language that makes such functions.
-        names_numbers: whether Python's numbers are arguments for `name_arguments`.
+        word: of the language, which makes such functions.
+        names_static: whether `name_arguments` is for values that are no arrays too.
     """
 
     __name__: str
-    maker = "from_jax"
-    names_numbers = False
+    word = "from_jax"
+    names_static = False
 
     def __init__(
         self, function: Callable[..., Any], names: Names = None, roll: str | None = None
     ) -> None:
         if not callable(function):
-            raise ValueError(f"{self.maker} converts a function, not {function!r}")
+            raise ValueError(f"{self.word} converts a function, not {function!r}")
         if roll is not None and not roll.isidentifier():
             raise ValueError(
-                f"{self.maker}: roll is the name of a dim, such as 'layers', got {roll!r}"
+                f"{self.word}: roll is the name of a dim, such as 'layers', got {roll!r}"
             )
         functools.update_wrapper(self, function, updated=())
         self.function = function
@@ -197,7 +198,7 @@ class FromJax:
             self.__name__ = type(function).__name__
 
     def __repr__(self) -> str:
-        return f"<md.{self.maker} of {self.__name__}{self._signature}>"
+        return f"<md.{self.word} of {self.__name__}{self._signature}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not is_tracing():
@@ -211,7 +212,7 @@ class FromJax:
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         conversion = Conversion(inferred.naming, CONVERT)
         with located(user_definition(self.function)):
-            arrays = conversion.run(inferred.frame, [Array.of(t) for t in tensors])
+            arrays = conversion.run(inferred.frame, [_array(t) for t in tensors])
             pairs = zip(arrays, inferred.outputs, strict=True)
             results = [settled(array, names) for array, names in pairs]
         return jax.tree.unflatten(inferred.tree, results)
@@ -238,7 +239,7 @@ class FromJax:
             argument = jax.tree.unflatten(each.tree, result)
             bound.arguments[each.name] = argument
             if part is not None:
-                self._parts[each.name, jax.tree.structure(argument, is_leaf=_is_named)] = part
+                self._parts[each.name, jax.tree.structure(argument, is_leaf=is_named)] = part
         return bound.args, bound.kwargs
 
     def unrolled(self, tree: Any, name: str | None = None) -> Any:
@@ -257,27 +258,27 @@ class FromJax:
         """
         if self.roll is not None and not self._parts:
             raise ValueError(
-                f"{self.maker}: {self.__name__} knows no stacks yet: call named(...) with "
+                f"{self.word}: {self.__name__} knows no stacks yet: call named(...) with "
                 "arguments as the function takes them, such as jax.ShapeDtypeStructs, first"
             )
         known: dict[Any, Part] = {}
         for (owner, shape), part in self._parts.items():
             if name in (None, owner) and known.setdefault(shape, part) != part:
                 raise ValueError(
-                    f"{self.maker}: several arguments have trees like this: give `name`"
+                    f"{self.word}: several arguments have trees like this: give `name`"
                 )
 
         def has_stacks(value: Any) -> bool:
-            return jax.tree.structure(value, is_leaf=_is_named) in known
+            return jax.tree.structure(value, is_leaf=is_named) in known
 
         def apart(value: Any) -> Any:
-            leaves, shape = jax.tree.flatten(value, is_leaf=_is_named)
+            leaves, shape = jax.tree.flatten(value, is_leaf=is_named)
             if shape not in known:
                 return value
             part = known[shape]
             return jax.tree.unflatten(part.tree, part.stacking.spread(leaves, layer_of))
 
-        return jax.tree.map(apart, tree, is_leaf=lambda x: _is_named(x) or has_stacks(x))
+        return jax.tree.map(apart, tree, is_leaf=lambda x: is_named(x) or has_stacks(x))
 
     def listing(self, *args: Any, **kwargs: Any) -> str:
         """Returns the names of all dims as text, line by line, for arguments like these."""
@@ -291,17 +292,22 @@ class FromJax:
             each.leaves = [_bare(leaf) for leaf in each.leaves]
         return self._inferred(arguments)
 
-    def _run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        return self.function(*args, **kwargs)
-
     def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         return self._signature.bind(*args, **kwargs)
+
+    def _opened(self, arguments: OrderedDict[str, Any]) -> OrderedDict[str, Any]:
+        """Returns arguments as the function takes them."""
+        return arguments
+
+    def _closed(self, result: Any) -> Any:
+        """Returns a result as JAX can return it."""
+        return result
 
     def _arguments(self, args: Sequence[Any], kwargs: Any) -> list[_Argument]:
         bound = self._bound(args, kwargs)
         arguments = []
         for name, value in bound.arguments.items():
-            keyed, tree = jax.tree_util.tree_flatten_with_path(value, is_leaf=_is_named)
+            keyed, tree = jax.tree_util.tree_flatten_with_path(value, is_leaf=is_named)
             full = [(jax.tree_util.DictKey(name), *keys) for keys, _ in keyed]
             places = [without_box(keys) for keys in full]
             pairs = zip(places, full, strict=True)
@@ -315,7 +321,7 @@ class FromJax:
         foreign = [each.name for each in arguments if each.part is None and self._stacks_in(each)]
         if foreign:
             raise ValueError(
-                f"{self.maker}: {self.__name__} has not made the stacks over `{self.roll}` that "
+                f"{self.word}: {self.__name__} has not made the stacks over `{self.roll}` that "
                 f"are in {', '.join(foreign)}: call named(...) with arguments as the function "
                 "takes them, such as jax.ShapeDtypeStructs, first"
             )
@@ -350,7 +356,7 @@ class FromJax:
         """
         if any(word is not None and word.name == self.roll for said in words for word in said):
             raise ValueError(
-                f"{self.maker}: roll={self.roll!r}: a dim of the arguments has this name already; "
+                f"{self.word}: roll={self.roll!r}: a dim of the arguments has this name already; "
                 "take another one for the layers"
             )
 
@@ -364,14 +370,20 @@ class FromJax:
             given = iter(values)
             full = [next(given) if isinstance(leaf, Leaf) else leaf for leaf in leaves]
             bound = self._signature.bind_partial()
-            bound.arguments = jax.tree.unflatten(tree, full)
+            bound.arguments = self._opened(jax.tree.unflatten(tree, full))
             before = jax.tree_util.tree_flatten_with_path(bound.arguments)[0]
-            result = self._run(bound.args, bound.kwargs)
+            result = self.function(*bound.args, **bound.kwargs)
             after = jax.tree_util.tree_flatten_with_path(bound.arguments)[0]
             changed.clear()
             changed.update(replaced(before, after, result))
-            return result
+            return self._closed(result)
 
+        typed = [leaf for leaf in arrays if is_typed(leaf)]
+        if other := [f"{leaf.path} is {leaf.dtype}" for leaf in typed if leaf.dtype != key_dtype()]:
+            raise ValueError(
+                f"{self.word}: {self.__name__} takes keys of Threefry-2x32, and "
+                f"{', '.join(other)}: make them with jax.random.key(seed, impl='threefry2x32')"
+            )
         specs = [jax.ShapeDtypeStruct(leaf.sizes, leaf.dtype) for leaf in arrays]
         source = user_definition(self.function)
         if self.roll is not None:
@@ -380,7 +392,7 @@ class FromJax:
         if changed and (gone := lost(flat, specs, lambda: changed)):
             listed = ", ".join(gone[:4]) + f" and {len(gone) - 4} more" * (len(gone) > 4)
             warnings.warn(
-                f"{self.maker}: {self.__name__}{source.at} changes parts of its arguments in place "
+                f"{self.word}: {self.__name__}{source.at} changes parts of its arguments in place "
                 f"({listed}) and does not return them, so the changes are lost: "
                 "return what is changed, such as the model or nnx.state(model)",
                 stacklevel=2,
@@ -389,7 +401,7 @@ class FromJax:
             prints = any(each.startswith("`debug_print") for each in unknown)
             instead = "; return what is printed, and give it to md.print" if prints else ""
             raise ValueError(
-                f"{self.maker}: {self.__name__} uses primitives of JAX that have no translation: "
+                f"{self.word}: {self.__name__} uses primitives of JAX that have no translation: "
                 f"{'; '.join(unknown)}. Compute that part in the language, or with md.local, which "
                 f"runs a function of JAX on each device's arrays{instead}"
             )
@@ -402,7 +414,7 @@ class FromJax:
         if self.roll is not None and rolling is None:
             unlike = difference(closed, alike, [leaf.path for leaf in arrays])
             warnings.warn(
-                f"{self.maker}: roll={self.roll!r}: {self.__name__}{source.at} has no equal "
+                f"{self.word}: roll={self.roll!r}: {self.__name__}{source.at} has no equal "
                 "layers, with parameters of their own, one after the other: they stay apart"
                 + (f"; the first that differs: {unlike}" if unlike else ""),
                 stacklevel=2,
@@ -429,7 +441,7 @@ class FromJax:
             _say(classes, dims.nodes, each, path)
         if classes.conflicts:
             raise ValueError(
-                f"{self.maker}: names of {self.__name__} contradict each other: "
+                f"{self.word}: names of {self.__name__} contradict each other: "
                 + "; ".join(classes.conflicts)
                 + ". Give them one name, or change the function so that they do not meet"
             )
@@ -474,10 +486,6 @@ def _words(dims: Sequence[str] | None) -> Words:
     return tuple(map(Word, dims or ()))
 
 
-def _is_named(value: Any) -> bool:
-    return isinstance(value, Tensor | Spec)
-
-
 def _argument(classes: Classes, leaf: Leaf, name: str, words: Words) -> Dims:
     """Returns the dims of an argument, with the names that are known."""
     nodes = tuple(classes.new(size, f"{name}_{p}") for p, size in enumerate(leaf.sizes))
@@ -506,30 +514,34 @@ def _say(classes: Classes, nodes: Sequence[int], words: Words, path: str) -> Non
             classes.say(node, word.name, f"dim {place} of {path}", word.parts)
 
 
+def _array(tensor: Tensor) -> Array:
+    return Array.of(tensor, [KEY.name] if is_key(tensor) else [])
+
+
 def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, Tensor | Spec) or (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))
 
 
-def _aval(leaf: Any) -> tuple[tuple[int, ...], np.dtype, tuple[str, ...] | None]:
+def _aval(leaf: Any) -> tuple[tuple[int, ...], Any, tuple[str, ...] | None]:
     if isinstance(leaf, Tensor | Spec):
+        if is_key(leaf):
+            return leaf.dims.sizes[:-1], key_dtype(), leaf.dims.names[:-1]
         return leaf.dims.sizes, np.dtype(leaf.dtype), leaf.dims.names
+    if is_typed(leaf):
+        return tuple(leaf.shape), leaf.dtype, None
     return tuple(leaf.shape), jax.dtypes.canonicalize_dtype(leaf.dtype), None
 
 
 def _bare(leaf: Any) -> Any:
-    """Returns an argument as arrays hold it: keys of random numbers as their words."""
-    if isinstance(leaf, bool | int | float):
-        return number(leaf)
-    if hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return named(
-            np.asarray(jax.random.key_data(leaf)), [*(f"_{n}" for n in range(leaf.ndim)), KEY]
-        )
-    return leaf
+    """Returns an argument as an array, if it is a number."""
+    return number(leaf) if isinstance(leaf, bool | int | float) else leaf
 
 
 def _name(leaf: Any, names: Sequence[str]) -> Any:
     if isinstance(leaf, TracedTensor | NamedArray | Spec):
         return leaf
+    if is_typed(leaf):
+        return named_keys(leaf, names)
     if isinstance(leaf, jax.ShapeDtypeStruct):
         dims = [Dimension(n, s) for n, s in zip(names, leaf.shape, strict=True)]
         return Spec(Shape(dims), np.dtype(leaf.dtype))

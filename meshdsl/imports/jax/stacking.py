@@ -34,7 +34,7 @@ class Leaf:
     path: str
     boxed: bool
     sizes: tuple[int, ...]
-    dtype: np.dtype
+    dtype: Any
     dims: tuple[str, ...] | None
 
 

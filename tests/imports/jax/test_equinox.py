@@ -1,4 +1,4 @@
-"""`md.from_equinox`: functions of whole models, with what is no array in arguments and results."""
+"""`md.from_equinox`: functions of models, with what is no array in arguments and results."""
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +113,62 @@ def test_gradients_are_whole_models_too():
         md.unnamed(grads).layers[0].weight, expected(net.layers[0].weight), rtol=1e-4, atol=1e-6
     )
     assert np.isfinite(float(value))
+    assert md.unnamed(grads).activation is net.activation  # as optimizers of the language want it
+
+
+def test_the_state_of_optax_lies_like_the_model():
+    def train(params, kept, x):
+        grads = eqx.filter_grad(lambda net: jnp.mean(jax.vmap(net)(x) ** 2))(params)
+        updates, kept = OPTIMIZER.update(grads, kept, eqx.filter(params, eqx.is_array))
+        return eqx.apply_updates(params, updates), kept
+
+    net = eqx.nn.MLP(16, 4, width_size=32, depth=1, key=jax.random.key(0))
+    program = md.from_equinox(train, {"x": "batch feature", "params/layers/0/weight": "hidden _"})
+    run = md.jit(program, MESH, "batch:data; params/hidden:data")
+    params, kept = run(net, OPTIMIZER.init(eqx.filter(net, eqx.is_array)), X)
+    found = [tree.layers[0].weight.layout for tree in (params, kept[0].mu, kept[0].nu)]
+    assert list(map(str, found)) == ["hidden:data"] * 3
+
+
+def test_residual_layers_take_back_the_names_that_they_were_given():
+    layers = [eqx.nn.Linear(16, 16, key=key) for key in jax.random.split(jax.random.key(0), 2)]
+
+    def residual(layers, x):
+        for layer in layers:
+            x = x + jax.nn.relu(jax.vmap(layer)(x))
+        return layers, x
+
+    program = md.from_equinox(residual, {"x": "batch embed"})
+    given = program.named(layers, X)
+    assert given[0][0].weight.dims.names == ("embed_out", "embed")
+    run = md.jit(program, MESH, "batch:data; embed:model")
+    again, first = run(layers, X)
+    _, second = run(again, X)
+    assert first.dims.names == second.dims.names == ("batch", "embed")
+    np.testing.assert_array_equal(np.asarray(first), np.asarray(second))
+    np.testing.assert_allclose(np.asarray(first), residual(layers, X)[1], rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_is_an_argument_and_not_the_function():
+    net = eqx.nn.MLP(16, 4, width_size=32, depth=1, key=jax.random.key(0))
+    for function in (net, net.__call__):
+        with pytest.raises(ValueError, match="give a function of it: lambda model, x: model"):
+            md.from_equinox(function)
+
+
+def test_a_static_function_says_how_it_can_be_called():
+    result = md.from_equinox(lambda net, x: net)(eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0)), X)
+    with pytest.raises(TypeError, match=r"md\.unnamed\(tree\) makes plain arrays"):
+        result.activation(1.0)
+
+
+def test_changes_in_place_that_are_lost_are_told():
+    def change(net, x):
+        net["w"] = net["w"] + 1
+        return jnp.sum(x)
+
+    with pytest.warns(UserWarning, match=r"in place \(net/w\) and does not return"):
+        md.from_equinox(change)({"w": X, "name": "a"}, X)
 
 
 def test_equal_layers_become_a_loop():
@@ -138,12 +194,6 @@ def test_a_value_that_is_not_hashable_is_told_with_its_path():
     message = "from_equinox: .*\n  net/table: set is no array, and not hashable\n  x/0: bytearray"
     with pytest.raises(ValueError, match=message):
         program({"table": {1}, "one": 1}, [bytearray(b"")])
-
-
-def test_functions_among_arguments_of_from_jax_lead_here():
-    program = md.from_jax(lambda net, x: x)
-    with pytest.raises(ValueError, match=r"md\.from_equinox, which takes models with functions"):
-        md.jit(program)(jnp.tanh, X)
 
 
 @pytest.mark.long

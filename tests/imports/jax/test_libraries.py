@@ -170,6 +170,13 @@ def test_a_change_inside_of_a_call_is_lost_and_no_other():
         md.from_jax(change)([Box(x), Box(x)], x)
 
 
+def test_names_of_results_that_do_not_exist_are_told():
+    program = md.from_jax(lambda x: {"weight": x}, {"x": "row", "return/wieght": "row"})
+    message = r"names\['return/wieght'\] matches no result.*Did you mean.*return/weight"
+    with pytest.raises(ValueError, match=message):
+        program(np.ones(3, np.float32))
+
+
 def test_changes_in_place_that_are_returned_are_kept():
     def change(box, x):
         box.value = box.value - x

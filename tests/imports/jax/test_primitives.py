@@ -165,6 +165,7 @@ CASES = {
     "random": (draw, KEY, X),
     "random numbers of several keys": (draw_each, KEY, X),
     "collectives of vmap": (over_rows, X, Y),
+    "extremes of truths": (lambda x, y: (jnp.max(x > 0, 0), jnp.min(y > -1, 1)), X, Y),
     "integers": (lambda x, n: (n // 2, n % 4, -n // 3, (n << 2) ^ n), X, N),
     "constant table": (lambda x, y: x * np.arange(24.0, dtype=np.float32).reshape(4, 6), X, Y),
     "convolution": (conv, IMAGE, FILTERS),

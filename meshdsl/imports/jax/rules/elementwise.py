@@ -13,6 +13,7 @@ import numpy as np
 import meshdsl.ops as ops
 from meshdsl.imports.jax import conversion, inference
 from meshdsl.imports.jax.arrays import Array, aligned
+from meshdsl.imports.jax.classes import base_of
 from meshdsl.imports.jax.conversion import Unfit
 from meshdsl.imports.jax.functions import FUNCTIONS, integer_power
 from meshdsl.imports.jax.inference import Dims
@@ -44,10 +45,11 @@ def together(site: inference.Site, operands: list[Dims]) -> list[Dims]:
     return [Dims(tuple(nodes), tuple(weak))] * len(site.equation.outvars)
 
 
-def _known(site: inference.Site, node: int) -> tuple[bool, int]:
+def _known(site: inference.Site, node: int) -> tuple[bool, bool, int]:
     """Orders classes by how much is known of them."""
     facts = site.classes.facts(node)
-    return facts.said is not None, len(facts.arrays)
+    first = facts.said is not None and base_of(facts.said.name) == facts.said.name
+    return facts.said is not None, first, len(facts.arrays)
 
 
 def same(site: inference.Site, operands: list[Dims]) -> list[Dims]:

@@ -18,6 +18,8 @@ from meshdsl.ops.elementwise.arithmetic import stop_gradient
 from meshdsl.tensors.dtypes import is_float
 from meshdsl.tensors.tensor import Tensor
 
+_OF_BOOL = {ops.max: ops.any, ops.min: ops.all}
+
 
 def _infer_reduced(site: inference.Site, operands: list[Dims]) -> list[Dims]:
     remaining = [p for p in range(len(operands[0].nodes)) if p not in site.params["axes"]]
@@ -35,8 +37,9 @@ def reduced(function: Callable[..., Tensor], repeats: str = "") -> Rule:
         x, over = operands[0], set(site.params["axes"])
         if function in (ops.all, ops.any) and x.tensor.dtype != bool:
             raise Unfit("of the bits of integers")
+        of = _OF_BOOL.get(function, function) if x.tensor.dtype == bool else function
         names = [name for p in sorted(over) for name in x.places[p] or ()]
-        tensor = function(x.tensor, names) if names else x.tensor
+        tensor = of(x.tensor, names) if names else x.tensor
         alike = math.prod(x.sizes[p] for p in over if x.places[p] is None)
         if repeats == "times" and alike != 1:
             tensor = tensor * alike
@@ -61,11 +64,6 @@ def mapped(function: Callable[..., Tensor], repeats: str = "") -> Rule:
         return [dims for x in operands for dims in one.infer(site, [x])]
 
     def convert(site: conversion.Site, operands: list[Array]) -> list[Array]:
-        named = [axis for axis in site.params["axes"] if isinstance(axis, str)]
-        if named:
-            raise Unfit(f"over the axis `{named[0]}` of a mesh of JAX")
-        if site.params["axis_index_groups"] is not None:
-            raise Unfit("of groups of positions")
         return [array for x in operands for array in one.convert(site, [x])]
 
     return Rule(infer, convert)

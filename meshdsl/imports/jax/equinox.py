@@ -1,11 +1,12 @@
-"""`md.from_equinox`: a function of whole models of Equinox as a function of named tensors.
+"""`md.from_equinox`: a function of models of Equinox as a function of named tensors.
 
 A model of Equinox holds functions and numbers beside its arrays. They become `Static` nodes of the
-trees that programs take and return. The function sees its models whole.
+trees that programs take and return. The function sees its models as Equinox has them.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,8 +17,8 @@ import numpy as np
 from meshdsl.imports.jax.annotations import Names
 from meshdsl.imports.jax.function import FromJax
 from meshdsl.tensors.module import path_of
-from meshdsl.tensors.named_array import Spec
-from meshdsl.tensors.static import Static, shown
+from meshdsl.tensors.named_array import Spec, is_named
+from meshdsl.tensors.static import Static, without_static
 from meshdsl.tensors.tensor import Tensor
 
 _ARRAYS = (Tensor, Spec, jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
@@ -43,10 +44,13 @@ def from_equinox(
         roll: as of `md.from_jax`.
 
     Returns:
-        A function as of `md.from_jax`. `md.unnamed` makes whole models of the results.
+        A function as of `md.from_jax`. `md.unnamed` makes models of the results that can be called.
+        The gradient of `md.grad` has the static values too, as optimizers of `md.optim` want it;
+        `equinox.filter_grad` inside of the function has None there.
 
     Raises:
-        ValueError: as of `md.from_jax`; when called: a value that is no array is not hashable.
+        ValueError: as of `md.from_jax`; `function` is a model itself, which has to be an argument;
+            when called: a value that is no array is not hashable.
 
     Examples:
         >>> import equinox as eqx, jax
@@ -62,29 +66,41 @@ def from_equinox(
 
 
 class FromEquinox(FromJax):
-    """A function of whole models over named dims; see `from_equinox`."""
+    """A function of models of Equinox over named dims; see `from_equinox`."""
 
-    maker = "from_equinox"
-    names_numbers = True
+    word = "from_equinox"
+    names_static = True
 
-    def _run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        return _hidden(self.function(*shown(args), **shown(kwargs)), "return")
+    def __init__(
+        self, function: Callable[..., Any], names: Names = None, roll: str | None = None
+    ) -> None:
+        super().__init__(function, names, roll)
+        model = getattr(function, "__self__", function)
+        if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(model)):
+            raise ValueError(
+                f"from_equinox: {self.__name__} is a model, or a method of one, whose arrays would "
+                "be constants of the program; give a function of it: lambda model, x: model(x)"
+            )
 
-    def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         bound = super()._bound(args, kwargs)
-        bound.arguments = _hidden(OrderedDict(bound.arguments))
+        bound.arguments = _with_static(OrderedDict(bound.arguments))
         return bound
 
+    def _opened(self, arguments: OrderedDict[str, Any]) -> OrderedDict[str, Any]:
+        return without_static(arguments)
 
-def _hidden(tree: Any, name: str = "") -> Any:
+    def _closed(self, result: Any) -> Any:
+        return _with_static(result, "return")
+
+
+def _with_static(tree: Any, name: str = "") -> Any:
     """Returns a tree with `Static` nodes for what is no array.
 
     Raises:
         ValueError: such a value is not hashable; all are listed.
     """
-    keyed, structure = jax.tree_util.tree_flatten_with_path(
-        tree, is_leaf=lambda leaf: isinstance(leaf, Tensor | Spec)
-    )
+    keyed, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_named)
     problems = []
     leaves: list[Any] = []
     for keys, leaf in keyed:
