@@ -256,7 +256,7 @@ class FromJax:
             ValueError: the program was not called with the function's own arguments yet, so it
                 knows no stacks; or several arguments have this tree.
         """
-        if self.roll is not None and not self._parts:
+        if self.roll is not None and not self._known:
             raise ValueError(
                 f"{self.word}: {self.__name__} knows no stacks yet: call named(...) with "
                 "arguments as the function takes them, such as jax.ShapeDtypeStructs, first"
@@ -388,7 +388,16 @@ class FromJax:
         source = user_definition(self.function)
         if self.roll is not None:
             self._check_roll([*words, *(_words(leaf.dims) for leaf in arrays)])
-        closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*specs)
+        try:
+            closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*specs)
+        except jax.errors.ConcretizationTypeError as error:
+            numbers = [leaf.path for leaf in arrays if not leaf.sizes]
+            if numbers and self.word == "from_jax":
+                error.add_note(
+                    f"meshdsl: md.from_jax computes with numbers, as jax.jit does; here with "
+                    f"{', '.join(numbers[:8])}. md.from_equinox keeps numbers of Python as they are"
+                )
+            raise
         if changed and (gone := lost(flat, specs, lambda: changed)):
             listed = ", ".join(gone[:4]) + f" and {len(gone) - 4} more" * (len(gone) > 4)
             warnings.warn(
@@ -423,6 +432,14 @@ class FromJax:
         if self.roll is not None and rolling is not None:
             closed = rolling.jaxpr
             stacking = stacking_of(rolling.groups, leaves, self.roll)
+            if not stacking.groups:
+                warnings.warn(
+                    f"{self.word}: roll={self.roll!r}: {self.__name__}{source.at} reads the "
+                    "parameters of its equal layers elsewhere too, as a step with its gradient "
+                    "inside does: they stay apart, and are stacked in each call. Roll the loss, "
+                    "and take md.value_and_grad of the program",
+                    stacklevel=2,
+                )
             arrays, words, shown = stacking.arguments(leaves, words)
         short = _hints([leaf.path for leaf in arrays])
         operands = [

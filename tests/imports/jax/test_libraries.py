@@ -170,6 +170,13 @@ def test_a_change_inside_of_a_call_is_lost_and_no_other():
         md.from_jax(change)([Box(x), Box(x)], x)
 
 
+def test_a_number_that_has_to_be_known_leads_to_from_equinox():
+    program = md.from_jax(lambda net, x: 2 * x if net["doubles"] else x)
+    with pytest.raises(jax.errors.ConcretizationTypeError) as told:
+        program({"doubles": True, "w": np.ones(2, np.float32)}, np.ones(3, np.float32))
+    assert "here with net/doubles. md.from_equinox keeps numbers" in told.value.__notes__[-1]
+
+
 def test_names_of_results_that_do_not_exist_are_told():
     program = md.from_jax(lambda x: {"weight": x}, {"x": "row", "return/wieght": "row"})
     message = r"names\['return/wieght'\] matches no result.*Did you mean.*return/weight"

@@ -58,6 +58,16 @@ def attend(x, y):
     return jax.nn.softmax(scores) @ x
 
 
+def pool_slopes(x, w):
+    """The gradient of pooling, as a step has it that differentiates inside."""
+
+    def lowest(x):
+        window, strides = (1, 3, 3, 1), (1, 1, 2, 1)
+        return jax.lax.reduce_window(x, jnp.inf, jax.lax.min, window, strides, "SAME")
+
+    return jax.grad(lambda x: jnp.sum(jnp.sin(pool(x, w)[0])) + jnp.sum(jnp.cos(lowest(x))))(x)
+
+
 def draw(key, x):
     first, second = jax.random.split(key)
     noise = jax.random.normal(first, x.shape) + jax.random.uniform(jax.random.fold_in(key, 3), (6,))
@@ -162,6 +172,7 @@ CASES = {
     "custom rules": (custom, X, Y),
     "checkpoint": (lambda x, y: jax.checkpoint(lambda x: jnp.sin(x @ y))(x), X, Y),
     "vmap": (lambda x, y: jax.vmap(lambda r: y @ r)(x), X, Y),
+    "slopes of pooling": (pool_slopes, IMAGE, FILTERS),
     "random": (draw, KEY, X),
     "random numbers of several keys": (draw_each, KEY, X),
     "collectives of vmap": (over_rows, X, Y),

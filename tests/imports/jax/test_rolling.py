@@ -445,3 +445,20 @@ def test_layers_with_a_derivative_of_their_own_are_rolled():
         return jnp.mean(x**2)
 
     check(function, weights(), X)
+
+
+def test_a_step_whose_layers_are_read_twice_is_told_to_roll_the_loss():
+    def deep(params, x):
+        for layer in params["layers"]:
+            x = x + jnp.tanh(x @ layer["w_in"]) @ layer["w_out"]
+        return jnp.mean(x**2)
+
+    def step(params, x):
+        return jax.tree.map(lambda p, g: p - g, params, jax.grad(deep)(params, x))
+
+    program = md.from_jax(step, roll="layers")
+    params = weights()
+    x = np.ones((4, params["layers"][0]["w_in"].shape[0]), np.float32)
+    with pytest.warns(UserWarning, match=r"Roll the loss, and take md\.value_and_grad"):
+        named, _ = program.named(params, x)
+    assert program.unrolled(named) is not None  # nothing is stacked, so nothing is to be done

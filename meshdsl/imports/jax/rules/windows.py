@@ -7,12 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import meshdsl.ops as ops
+from meshdsl.gradients.autodiff import grad
 from meshdsl.imports.jax import conversion, inference
 from meshdsl.imports.jax.arrays import Array, plain, single
 from meshdsl.imports.jax.conversion import Unfit
 from meshdsl.imports.jax.inference import Dims
 from meshdsl.imports.jax.rules.positions import resized
 from meshdsl.imports.jax.rules.rule import Rule, Table
+from meshdsl.ops.elementwise.arithmetic import stop_gradient
 from meshdsl.tensors.dtypes import is_float
 from meshdsl.tensors.tensor import Tensor
 
@@ -120,9 +122,37 @@ def _min_pool(x: Tensor, *rest: object) -> Tensor:
     return back(ops.max_pool(back(x), *rest))  # type: ignore[arg-type]
 
 
+def _infer_scattered(site: inference.Site, operands: list[Dims]) -> list[Dims]:
+    source, operand = operands
+    for place, size in enumerate(site.params["window_dimensions"]):
+        if size == 1 and site.operand_sizes(0)[place] == site.operand_sizes(1)[place]:
+            site.unify(operand.nodes[place], source.nodes[place])
+    return [operand]
+
+
+def _scattered(site: conversion.Site, operands: list[Array]) -> list[Array]:
+    """The gradient of pooling by extremes, in a function that has a gradient in it."""
+    params, (source, operand) = site.params, operands
+    pool: Callable[..., Tensor] = ops.max_pool if params["select_prim"].name == "ge" else _min_pool
+    sizes, strides, padding = (
+        params[name] for name in ("window_dimensions", "window_strides", "padding")
+    )
+    moved = [p for p, n in enumerate(sizes) if n != 1 or strides[p] != 1 or any(padding[p])]
+    x = plain(operand, site.outputs[0])
+    g = plain(source, site.outputs[0])  # a window has the name of the dim that it moves along
+
+    def pooled(tensor: Tensor) -> Tensor:
+        windows = ({x.name(p): each[p] for p in moved} for each in (sizes, strides, padding))
+        result = pool(tensor, *windows) if moved else tensor
+        return ops.sum(result * stop_gradient(g.tensor))
+
+    return [replace(x, tensor=grad(pooled)(x.tensor), number=None)]
+
+
 TABLE: Table = {
     "conv_general_dilated": Rule(_infer_convolution, _convolved),
     "reduce_window_max": _pooled(ops.max_pool, False),
     "reduce_window_min": _pooled(_min_pool, False),
     "reduce_window_sum": _pooled(ops.avg_pool, True),
+    "select_and_scatter_add": Rule(_infer_scattered, _scattered),
 }
