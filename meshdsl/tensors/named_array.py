@@ -29,7 +29,7 @@ from meshdsl.tensors.cuts import Cuts, unpad
 from meshdsl.tensors.dims import RANDOM_KEY, Dimension, DimsLike, Shape, as_list
 from meshdsl.tensors.dtypes import as_dtype, short
 from meshdsl.tensors.idioms import answer_jax, refuse, refuse_primitive
-from meshdsl.tensors.static import Static
+from meshdsl.tensors.static import without_static
 from meshdsl.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -289,6 +289,11 @@ def is_named(value: Any) -> bool:
     return isinstance(value, Tensor | Spec)
 
 
+def is_key(leaf: Tensor | Spec) -> bool:
+    """Whether a tensor has keys of random numbers, by its last dim."""
+    return leaf.dims.names[-1:] == (RANDOM_KEY.name,) and leaf.dtype == np.uint32
+
+
 def unnamed(tree: Any) -> Any:
     """Returns a tree with plain arrays for NamedArrays: `variables = md.unnamed(params)`.
 
@@ -304,13 +309,13 @@ def unnamed(tree: Any) -> Any:
     """
 
     def plain(leaf: Any) -> Any:
-        if isinstance(leaf, NamedArray):
-            array = leaf.unpadded()
-            is_key = leaf.dims.names[-1:] == (RANDOM_KEY.name,) and leaf.dtype == np.uint32
-            return jax.random.wrap_key_data(array, impl="threefry2x32") if is_key else array
-        return leaf.value if isinstance(leaf, Static) else leaf
+        if not isinstance(leaf, NamedArray):
+            return leaf
+        array = leaf.unpadded()
+        return jax.random.wrap_key_data(array, impl="threefry2x32") if is_key(leaf) else array
 
-    return jax.tree.map(plain, tree, is_leaf=lambda leaf: isinstance(leaf, Tensor | Static))
+    arrays = jax.tree.map(plain, tree, is_leaf=lambda leaf: isinstance(leaf, Tensor))
+    return without_static(arrays)
 
 
 def _plain(data: Any) -> np.ndarray:

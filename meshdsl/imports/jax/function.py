@@ -32,7 +32,7 @@ from meshdsl.imports.jax.classes import Classes
 from meshdsl.imports.jax.conversion import Conversion
 from meshdsl.imports.jax.differences import difference
 from meshdsl.imports.jax.inference import Dims, Frame, Walk, check_known, labels
-from meshdsl.imports.jax.keys import is_key, is_typed, key_dtype, named_keys
+from meshdsl.imports.jax.keys import is_typed, key_dtype, named_keys
 from meshdsl.imports.jax.listing import listing
 from meshdsl.imports.jax.naming import Naming
 from meshdsl.imports.jax.rolling import rolled
@@ -51,7 +51,7 @@ from meshdsl.ops.random_keys import KEY
 from meshdsl.running.jit import jit
 from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tensors.module import path_of
-from meshdsl.tensors.named_array import NamedArray, Spec, is_named, named, number
+from meshdsl.tensors.named_array import NamedArray, Spec, is_key, is_named, named, number
 from meshdsl.tensors.paths import path_names
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import TracedTensor
@@ -364,89 +364,28 @@ class FromJax:
         arrays = [leaf for leaf in leaves if isinstance(leaf, Leaf)]
         boxed = {leaf.path for leaf in arrays if leaf.boxed}
         words = annotate(self.names, [(leaf.path, leaf.sizes) for leaf in arrays], boxed)
-        changed: dict[str, Any] = {}
-
-        def flat(*values: Any) -> Any:
-            given = iter(values)
-            full = [next(given) if isinstance(leaf, Leaf) else leaf for leaf in leaves]
-            bound = self._signature.bind_partial()
-            bound.arguments = self._opened(jax.tree.unflatten(tree, full))
-            before = jax.tree_util.tree_flatten_with_path(bound.arguments)[0]
-            result = self.function(*bound.args, **bound.kwargs)
-            after = jax.tree_util.tree_flatten_with_path(bound.arguments)[0]
-            changed.clear()
-            changed.update(replaced(before, after, result))
-            return self._closed(result)
-
-        typed = [leaf for leaf in arrays if is_typed(leaf)]
-        if other := [f"{leaf.path} is {leaf.dtype}" for leaf in typed if leaf.dtype != key_dtype()]:
-            raise ValueError(
-                f"{self.word}: {self.__name__} takes keys of Threefry-2x32, and "
-                f"{', '.join(other)}: make them with jax.random.key(seed, impl='threefry2x32')"
-            )
-        specs = [jax.ShapeDtypeStruct(leaf.sizes, leaf.dtype) for leaf in arrays]
-        source = user_definition(self.function)
         if self.roll is not None:
             self._check_roll([*words, *(_words(leaf.dims) for leaf in arrays)])
-        try:
-            closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*specs)
-        except jax.errors.ConcretizationTypeError as error:
-            numbers = [leaf.path for leaf in arrays if not leaf.sizes]
-            if numbers and self.word == "from_jax":
-                error.add_note(
-                    f"meshdsl: md.from_jax computes with numbers, as jax.jit does; here with "
-                    f"{', '.join(numbers[:8])}. md.from_equinox keeps numbers of Python as they are"
-                )
-            raise
-        if changed and (gone := lost(flat, specs, lambda: changed)):
-            listed = ", ".join(gone[:4]) + f" and {len(gone) - 4} more" * (len(gone) > 4)
-            warnings.warn(
-                f"{self.word}: {self.__name__}{source.at} changes parts of its arguments in place "
-                f"({listed}) and does not return them, so the changes are lost: "
-                "return what is changed, such as the model or nnx.state(model)",
-                stacklevel=2,
-            )
-        if unknown := check_known(closed, INFER, source):
-            prints = any(each.startswith("`debug_print") for each in unknown)
-            instead = "; return what is printed, and give it to md.print" if prints else ""
-            raise ValueError(
-                f"{self.word}: {self.__name__} uses primitives of JAX that have no translation: "
-                f"{'; '.join(unknown)}. Compute that part in the language, or with md.local, which "
-                f"runs a function of JAX on each device's arrays{instead}"
-            )
-        classes = Classes()
-
-        def alike(numbers: Sequence[int]) -> bool:
-            return are_alike([arrays[n] for n in numbers], [words[n] for n in numbers])
-
-        rolling = rolled(closed, alike) if self.roll is not None else None
-        if self.roll is not None and rolling is None:
-            unlike = difference(closed, alike, [leaf.path for leaf in arrays])
-            warnings.warn(
-                f"{self.word}: roll={self.roll!r}: {self.__name__}{source.at} has no equal "
-                "layers, with parameters of their own, one after the other: they stay apart"
-                + (f"; the first that differs: {unlike}" if unlike else ""),
-                stacklevel=2,
-            )
+        closed, shapes = self._traced(leaves, tree)
         stacking, shown = None, [leaf.path for leaf in arrays]
+        rolling = self._rolled(closed, arrays, words) if self.roll is not None else None
         if self.roll is not None and rolling is not None:
             closed = rolling.jaxpr
             stacking = stacking_of(rolling.groups, leaves, self.roll)
             if not stacking.groups:
-                warnings.warn(
-                    f"{self.word}: roll={self.roll!r}: {self.__name__}{source.at} reads the "
-                    "parameters of its equal layers elsewhere too, as a step with its gradient "
-                    "inside does: they stay apart, and are stacked in each call. Roll the loss, "
-                    "and take md.value_and_grad of the program",
-                    stacklevel=2,
+                self._warn_of_roll(
+                    "reads the parameters of its equal layers elsewhere too, as a step with its "
+                    "gradient inside does: they stay apart, and are stacked in each call. Roll the "
+                    "loss, and take md.value_and_grad of the program"
                 )
             arrays, words, shown = stacking.arguments(leaves, words)
+        classes = Classes()
         short = _hints([leaf.path for leaf in arrays])
         operands = [
             _argument(classes, leaf, name, each)
             for leaf, name, each in zip(arrays, short, words, strict=True)
         ]
-        frame = Walk(classes, INFER).frame(closed, operands, source)
+        frame = Walk(classes, INFER).frame(closed, operands, user_definition(self.function))
         results = [frame.of(atom) for atom in frame.jaxpr.outvars]
         keyed, out_tree = jax.tree_util.tree_flatten_with_path(shapes)
         out_paths = [path_of(keys, "return") for keys, _ in keyed]
@@ -467,6 +406,82 @@ class FromJax:
         inputs = tuple(labels(naming, frame, v) for v in frame.jaxpr.invars)
         outputs = tuple(() if len(d.nodes) == 0 else naming.of(d.nodes) for d in results)
         return Inferred(frame, naming, tuple(shown), inputs, outputs, out_tree, stacking)
+
+    def _traced(self, leaves: Sequence[Any], tree: Any) -> tuple[Any, Any]:
+        """Returns the function's jaxpr, and the shapes of its results.
+
+        Raises:
+            ValueError: there are keys of another kind, or primitives without a translation.
+        """
+        arrays = [leaf for leaf in leaves if isinstance(leaf, Leaf)]
+        typed = [leaf for leaf in arrays if is_typed(leaf)]
+        if other := [f"{leaf.path} is {leaf.dtype}" for leaf in typed if leaf.dtype != key_dtype()]:
+            raise ValueError(
+                f"{self.word}: {self.__name__} takes keys of Threefry-2x32, and "
+                f"{', '.join(other)}: make them with jax.random.key(seed, impl='threefry2x32')"
+            )
+        changed: dict[str, Any] = {}
+
+        def flat(*values: Any) -> Any:
+            given = iter(values)
+            full = [next(given) if isinstance(leaf, Leaf) else leaf for leaf in leaves]
+            bound = self._signature.bind_partial()
+            bound.arguments = self._opened(jax.tree.unflatten(tree, full))
+            before = jax.tree_util.tree_flatten_with_path(bound.arguments)[0]
+            result = self.function(*bound.args, **bound.kwargs)
+            after = jax.tree_util.tree_flatten_with_path(bound.arguments)[0]
+            changed.clear()
+            changed.update(replaced(before, after, result))
+            return self._closed(result)
+
+        specs = [jax.ShapeDtypeStruct(leaf.sizes, leaf.dtype) for leaf in arrays]
+        source = user_definition(self.function)
+        try:
+            closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*specs)
+        except jax.errors.ConcretizationTypeError as error:
+            numbers = [leaf.path for leaf in arrays if not leaf.sizes]
+            if numbers and self.word == "from_jax":
+                error.add_note(
+                    f"meshdsl: md.from_jax computes with numbers, as jax.jit does; here with "
+                    f"{', '.join(numbers[:8])}. md.from_equinox keeps numbers of Python as they are"
+                )
+            raise
+        if changed and (gone := lost(flat, specs, lambda: changed)):
+            listed = ", ".join(gone[:4]) + f" and {len(gone) - 4} more" * (len(gone) > 4)
+            warnings.warn(
+                f"{self.word}: {self.__name__}{source.at} changes parts of its arguments in place "
+                f"({listed}) and does not return them, so the changes are lost: "
+                "return what is changed, such as the model or nnx.state(model)",
+                stacklevel=3,
+            )
+        if unknown := check_known(closed, INFER, source):
+            prints = any(each.startswith("`debug_print") for each in unknown)
+            instead = "; return what is printed, and give it to md.print" if prints else ""
+            raise ValueError(
+                f"{self.word}: {self.__name__} uses primitives of JAX that have no translation: "
+                f"{'; '.join(unknown)}. Compute that part in the language, or with md.local, which "
+                f"runs a function of JAX on each device's arrays{instead}"
+            )
+        return closed, shapes
+
+    def _rolled(self, closed: Any, arrays: Sequence[Leaf], words: Sequence[Words]) -> Any:
+        """Returns the jaxpr with its equal layers as loops; None, with a warning: it has none."""
+
+        def alike(numbers: Sequence[int]) -> bool:
+            return are_alike([arrays[n] for n in numbers], [words[n] for n in numbers])
+
+        rolling = rolled(closed, alike)
+        if rolling is None:
+            unlike = difference(closed, alike, [leaf.path for leaf in arrays])
+            self._warn_of_roll(
+                "has no equal layers, with parameters of their own, one after the other: they stay "
+                "apart" + (f"; the first that differs: {unlike}" if unlike else "")
+            )
+        return rolling
+
+    def _warn_of_roll(self, what: str) -> None:
+        at = user_definition(self.function).at
+        warnings.warn(f"{self.word}: roll={self.roll!r}: {self.__name__}{at} {what}", stacklevel=4)
 
 
 def _parts(inferred: Inferred, arguments: Sequence[_Argument]) -> list[Part | None]:

@@ -16,18 +16,12 @@ import numpy as np
 
 from meshdsl.tensors.dims import RANDOM_KEY, Dimension, Shape
 from meshdsl.tensors.named_array import NamedArray, Spec, named
-from meshdsl.tensors.tensor import Tensor
 
 
 @functools.cache
 def key_dtype() -> Any:
     """Returns the dtype of JAX's keys that the language has: those of Threefry-2x32."""
     return jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")).dtype
-
-
-def is_key(leaf: Tensor | Spec) -> bool:
-    """Whether a tensor has keys, by its last dim."""
-    return leaf.dims.names[-1:] == (RANDOM_KEY.name,) and leaf.dtype == np.uint32
 
 
 def is_typed(leaf: Any) -> bool:

@@ -54,7 +54,7 @@ def reduced(function: Callable[..., Tensor], repeats: str = "") -> Rule:
 
 
 def mapped(function: Callable[..., Tensor], repeats: str = "") -> Rule:
-    """Returns the rule of a collective of JAX over positions, as `jax.vmap` leaves it.
+    """Returns the rule of a collective of JAX over positions, as there are after `jax.vmap`.
 
     `jax.lax.pmean(x, "batch")` inside of `jax.vmap(..., axis_name="batch")` is one.
     """
