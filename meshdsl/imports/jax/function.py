@@ -42,6 +42,7 @@ from meshdsl.imports.jax.stacking import (
     Part,
     Stacking,
     are_alike,
+    known_of,
     layer_of,
     stacking_of,
     without_stack,
@@ -521,11 +522,8 @@ def _words(dims: Sequence[str] | None) -> Words:
 def _argument(classes: Classes, leaf: Leaf, name: str, words: Words) -> Dims:
     """Returns the dims of an argument, with the names that are known."""
     nodes = tuple(classes.new(size, f"{name}_{p}") for p, size in enumerate(leaf.sizes))
-    if leaf.dims is not None:
-        parts = [word.parts if word is not None else () for word in words]
-        words = tuple(Word(n, p) for n, p in zip(leaf.dims, parts, strict=True))
     classes.array(nodes)
-    _say(classes, nodes, words, leaf.path)
+    _say(classes, nodes, known_of(leaf, words), leaf.path)
     return Dims(nodes, tuple(size == 1 for size in leaf.sizes))
 
 

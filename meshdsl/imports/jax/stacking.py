@@ -182,8 +182,14 @@ def layer_of(stack: Any, number: int) -> Any:
 
 
 def known_of(leaf: Leaf, words: Words) -> Words:
-    """Returns what is known of the dims of an array: by its names, else by what is said."""
-    return words if leaf.dims is None else tuple(map(Word, leaf.dims))
+    """Returns what is known of the dims of an array: by its names, else by what is said.
+
+    Names do not tell of the dims that one is split into; what is said does.
+    """
+    if leaf.dims is None:
+        return words
+    parts = [word.parts if word is not None else () for word in words]
+    return tuple(Word(name, own) for name, own in zip(leaf.dims, parts, strict=True))
 
 
 def merged(words: Sequence[Words]) -> Words | None:

@@ -462,3 +462,29 @@ def test_a_step_whose_layers_are_read_twice_is_told_to_roll_the_loss():
     with pytest.warns(UserWarning, match=r"Roll the loss, and take md\.value_and_grad"):
         named, _ = program.named(params, x)
     assert program.unrolled(named) is not None  # nothing is stacked, so nothing is to be done
+
+
+def test_stacks_with_names_are_split_into_the_dims_that_were_said():
+    def deep(params, x):
+        for layer in params["layers"]:
+            q, v = (jnp.reshape(x @ layer[name], (*x.shape[:2], 4, -1)) for name in "qv")
+            scores = jax.nn.softmax(jnp.einsum("bshd,bthd->bhst", q, q))
+            mixed = jnp.einsum("bhst,bthd->bshd", scores, v)
+            x = x + mixed.reshape(x.shape) @ layer["o"]
+        return jnp.mean(x**2)
+
+    rng = np.random.default_rng(0)
+    layers = [{n: rng.normal(size=(16, 16)).astype("float32") for n in "qvo"} for _ in range(3)]
+    names = {
+        "x": "batch length embed",
+        "params/layers/*/q": "embed (heads kv)",
+        "params/layers/*/v": "embed (heads vo)",
+    }
+    x = rng.normal(size=(2, 6, 16)).astype("float32")
+    layout = "heads:model; heads_kv:model; heads_vo:model"
+    sent = []
+    for roll in (None, "layers"):
+        program = md.from_jax(deep, names, roll)
+        lowered = md.jit(program, "model:4", layout).lower(*program.named({"layers": layers}, x))
+        sent.append(sum(c.count for c in lowered.collectives))
+    assert sent == [3, 3]  # one reduction for each layer, with heads split
