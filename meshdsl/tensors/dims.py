@@ -73,6 +73,7 @@ DimsLike: TypeAlias = DimLike | Sequence[DimLike]
 
 
 RANDOM_KEY = Dimension("random_key", 2)  # the last dim of a key: its two words
+RAW_KEY = Dimension("raw_key", 2)  # that of a raw key of JAX, which is an array of numbers
 
 
 class Shape(tuple[Dimension, ...]):

@@ -18,7 +18,7 @@ import meshdsl.ops as ops
 from meshdsl.gradients.autodiff import value_and_grad
 from meshdsl.ops.control.checkpoint import name
 from meshdsl.ops.random import KEY, split
-from meshdsl.tensors.dims import Dimension, Shape
+from meshdsl.tensors.dims import RAW_KEY, Dimension, Shape
 from meshdsl.tensors.dtypes import accumulator, is_differentiable
 from meshdsl.tensors.module import path_of
 from meshdsl.tensors.tensor import Tensor
@@ -110,7 +110,7 @@ def check_microbatches(batch: Any, count: int, dim: str = "batch") -> None:
             sizes.setdefault(batch_dim.size, []).append(path)
             if shape.find(MICROBATCH) is not None:
                 problems.append(f"{path}: {shape} has a dim `{MICROBATCH}` already; rename it")
-        elif shape.find(KEY.name) is not None and not _is_key(shape):
+        elif {KEY.name, RAW_KEY.name} & set(shape.names) and not _is_key(shape):
             problems.append(
                 f"{path}: {shape} are keys that all microbatches would share; give one key, and "
                 "split it in the loss"
@@ -150,13 +150,16 @@ def _in_parts(leaf: Tensor, count: int, dim: str) -> Tensor:
     """Returns a leaf with the dim `microbatch`: a part of its batch dim, or one for new keys."""
     microbatch = Dimension(MICROBATCH, count)
     batch_dim = leaf.shape.find(dim)
+    if leaf.shape == Shape([RAW_KEY]):
+        keys = split(leaf.rename({RAW_KEY.name: KEY.name}), microbatch)
+        return keys.rename({KEY.name: RAW_KEY.name})
     if batch_dim is None:
         return split(leaf, microbatch)
     return ops.split(leaf, dim, [Dimension(dim, batch_dim.size // count), microbatch])
 
 
 def _is_key(shape: Shape) -> bool:
-    return shape == Shape([KEY])
+    return shape in (Shape([KEY]), Shape([RAW_KEY]))
 
 
 def _shape(leaf: Any) -> Shape:

@@ -1,6 +1,7 @@
 """Gradient accumulation: the numbers of the whole batch, and one reduction of the gradients."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -187,6 +188,32 @@ def test_every_microbatch_has_a_key_of_its_own():
     ]
     assert len({float(one[0]) for one in drawn}) == 4
     np.testing.assert_allclose(float(value), np.mean(drawn), rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey])
+def test_every_microbatch_of_a_loss_in_jax_has_a_key_of_its_own(make):
+    def noise(params, batch):
+        return jnp.mean(jax.random.uniform(batch["key"], batch["x"].shape) * params)
+
+    program = md.from_jax(noise, {"batch/x": "batch"})
+    params, batch = program.named(np.float32(1), {"key": make(3), "x": np.ones(8, "f4")})
+    loss = accumulated(lambda *given: (program(*given), {}), 4)
+    (value, _), _ = md.jit(loss, backend="numpy")(params, batch)
+    keys = md.random.split(md.random.key(3), md.Dimension(MICROBATCH, 4))
+    words = np.asarray(keys)
+    drawn = [np.mean(jax.random.uniform(jax.random.wrap_key_data(one), (2,))) for one in words]
+    np.testing.assert_allclose(float(value), np.mean(drawn), rtol=1e-6)
+
+
+def test_raw_keys_that_microbatches_would_share_are_refused():
+    def noise(params, batch):
+        return jnp.mean(jax.random.uniform(batch["keys"][0], batch["x"].shape) * params)
+
+    program = md.from_jax(noise, {"batch/x": "batch"})
+    keys = jax.random.split(jax.random.PRNGKey(3))
+    _, batch = program.named(np.float32(1), {"keys": keys, "x": np.ones(8, "f4")})
+    with pytest.raises(ValueError, match=r"batch/keys: .*raw_key=2\] are keys that all micro"):
+        check_microbatches(batch, 4)
 
 
 def test_what_has_no_batch_dim_is_given_whole_and_whole_numbers_have_no_gradient():

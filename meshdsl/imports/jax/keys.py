@@ -2,7 +2,7 @@
 
 JAX's typed keys of shape [batch] are u32[batch, random_key=2] here. A function sees them as JAX has
 them, so that what it does with positions is done with keys and not with their words. A raw key of
-JAX, u32[2], stays an array of numbers.
+JAX, u32[2], stays an array of numbers; where the function draws with it, it is u32[raw_key=2].
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from meshdsl.imports.jax.inference import Dims
 from meshdsl.imports.jax.rules.elementwise import together
 from meshdsl.imports.jax.rules.rule import Rule, Table
 from meshdsl.ops.random_keys import FOLD_IN, KEY, words
-from meshdsl.tensors.dims import Dimension, Shape
+from meshdsl.tensors.dims import RAW_KEY, Dimension, Shape
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.trace import bind_one
 
@@ -63,7 +63,12 @@ def _infer_drawn(site: inference.Site, operands: list[Dims]) -> list[Dims]:
 
 
 def _infer_wrap(site: inference.Site, operands: list[Dims]) -> list[Dims]:
-    return [operands[0].pick(range(len(operands[0].nodes) - 1))]
+    *rest, words = operands[0].nodes
+    facts = site.classes.facts(words)
+    if facts.said is None and facts.hint != KEY.name:
+        # Microbatches tell by this name that an argument is a key.
+        site.classes.say(words, RAW_KEY.name, "the words of a raw key")
+    return [operands[0].pick(range(len(rest)))]
 
 
 def _infer_unwrap(site: inference.Site, operands: list[Dims]) -> list[Dims]:
