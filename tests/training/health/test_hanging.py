@@ -28,7 +28,7 @@ train(
     Data(batches(), classifier.BATCH_DIMS),
     steps=9,
     backend="numpy",
-    health=Health(step_timeout=1),
+    health=Health(step_timeout=5),
 )
 """
 
@@ -97,5 +97,5 @@ def test_a_run_whose_data_never_comes_shows_the_line_that_waits():
     )
     assert done.returncode == 1, done.stderr
     told = done.stderr
-    assert "process 0, waiting for the data of step 4, has got nowhere for 1 s" in told
+    assert "process 0, waiting for the data of step 4, has got nowhere for 5 s" in told
     assert "in stand_still" in told
