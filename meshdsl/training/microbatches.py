@@ -103,6 +103,7 @@ def check_microbatches(batch: Any, count: int, dim: str = "batch") -> None:
         raise ValueError(f"microbatches must be at least 1, got {count}")
     keyed = jax.tree_util.tree_flatten_with_path(batch, is_leaf=lambda x: hasattr(x, "dtype"))[0]
     shapes = {path_of(keys, "batch"): _shape(leaf) for keys, leaf in keyed}
+    dtypes = {path_of(keys, "batch"): leaf.dtype for keys, leaf in keyed}
     sizes: dict[int, list[str]] = {}
     problems = []
     for path, shape in shapes.items():
@@ -114,6 +115,11 @@ def check_microbatches(batch: Any, count: int, dim: str = "batch") -> None:
             problems.append(
                 f"{path}: {shape} are keys that all microbatches would share; give one key, and "
                 "split it in the loss"
+            )
+        elif shape.sizes == (2,) and dtypes[path] == "uint32" and not _is_key(shape):
+            problems.append(
+                f"{path}: u32{shape} looks like a raw key of JAX, which all microbatches would "
+                f"share: call its dim `{RAW_KEY.name}`, or give it another dtype"
             )
     problems += [_misfit(size, paths, count, dim) for size, paths in sizes.items() if size % count]
     if not sizes:

@@ -216,6 +216,12 @@ def test_raw_keys_that_microbatches_would_share_are_refused():
         check_microbatches(batch, 4)
 
 
+def test_raw_keys_with_a_name_of_their_own_are_refused():
+    batch = {"x": md.spec(md.dims(batch=8)), "key": md.spec(md.dims(words=2), "uint32")}
+    with pytest.raises(ValueError, match=r"batch/key: u32\[words=2\] looks like a raw key of JAX"):
+        check_microbatches(batch, 4)
+
+
 def test_what_has_no_batch_dim_is_given_whole_and_whole_numbers_have_no_gradient():
     def loss(params, batch):
         number = md.cast(params["n"], "float32")

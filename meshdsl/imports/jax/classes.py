@@ -90,6 +90,7 @@ class Classes:
         self._arrays = 0
         self._regrouped: dict[Regrouped, None] = {}
         self._later: list[tuple[int, int]] = []
+        self._last: list[tuple[int, str]] = []
         self._pairs: list[tuple[int, int, int]] = []
         self._read: list[tuple[int, int]] = []
         self.used: dict[int, Source] = {}
@@ -136,6 +137,10 @@ class Classes:
         facts = self.facts(node)
         facts.said = facts.said or Said(name, where, node)
         facts.parts = facts.parts or parts
+
+    def say_last(self, node: int, name: str) -> None:
+        """Names a position if nothing else names it by the time that classes are settled."""
+        self._last.append((node, name))
 
     def copies(self, base: int, count: int) -> list[int]:
         """Returns nodes for the positions of an array that would all be in one class."""
@@ -196,6 +201,9 @@ class Classes:
 
     def settle(self) -> None:
         """Joins classes that are alike though no equation pairs them up."""
+        for node, name in self._last:
+            if self.facts(node).said is None:
+                self.say(node, name, "the words of a raw key")
         self._join_regrouped()
         readers: dict[int, set[int]] = {}
         for one, other in self._read:

@@ -331,7 +331,8 @@ class FromJax:
         tree = jax.tree.structure(
             OrderedDict((n, jax.tree.unflatten(t, [0] * t.num_leaves)) for n, t in trees.items())
         )
-        key = (tree, tuple(known))
+        # Numbers that are equal may be of other types: 2 is 2.0, and 1 is True.
+        key = (tree, tuple((type(leaf), leaf) for leaf in known))
         try:
             inferred = self._known.get(key)
         except TypeError:  # a leaf that is neither an array nor hashable

@@ -209,3 +209,10 @@ def test_arguments_by_keyword_alone_may_be_plain_arrays():
     ]
     slopes = md.grad(program)(x, w=w)  # by the argument at the first position
     np.testing.assert_allclose(np.asarray(slopes), jax.grad(scaled)(x, w=w), rtol=1e-6)
+
+
+def test_numbers_that_are_equal_and_of_other_types_are_told_apart():
+    program = md.from_jax(lambda x, n: x * n)
+    x = md.named(np.arange(3, dtype="int32"), ["a"])
+    whole, real = md.jit(lambda x: (program(x, 2), program(x, 2.0)))(x)
+    assert (whole.dtype, real.dtype.kind) == (np.dtype("int32"), "f")

@@ -36,6 +36,13 @@ CASES = {
     "turned": (lambda key: jax.random.split(key, (2, 3)).T, (KEY,)),
     "regrouped": (lambda key: jax.random.split(key, 6).reshape(2, 3), (KEY,)),
     "carried": (carried, (KEY,)),
+    "of a wide seed": (lambda n: jax.random.uniform(jax.random.key(n), (2,)), (np.int64(2**40),)),
+    "of a seed below zero": (
+        lambda n: jax.random.uniform(jax.random.key(n), (2,)),
+        (np.int32(-1),),
+    ),
+    "of a known seed": (lambda x: x + jax.random.uniform(jax.random.key(2**40 + 1), (4, 2)), (X,)),
+    "of another known seed": (lambda x: x + jax.random.uniform(jax.random.key(-5), (4, 2)), (X,)),
     "raw": (lambda key: jax.random.uniform(key, (2,)), (jax.random.PRNGKey(3),)),
 }
 
@@ -69,3 +76,30 @@ def test_keys_of_another_kind_are_refused_with_their_path():
     key = jax.random.key(0, impl="rbg")
     with pytest.raises(ValueError, match=r"Threefry-2x32, and keys/a is key<rbg>: make them with"):
         md.from_jax(lambda keys: jax.random.uniform(keys["a"], (2,)))({"a": key})
+
+
+def test_keys_of_another_kind_are_refused_where_they_are_made():
+    with pytest.raises(ValueError, match=r"random_seed.* of keys of the kind key<rbg>; make them"):
+        md.from_jax(lambda x: x + jax.random.uniform(jax.random.key(0, impl="rbg"), (4, 2)))(X)
+
+
+def test_raw_keys_have_one_name_wherever_they_come_from():
+    def split(one, other):
+        return jax.random.split(one)[0], jax.random.split(other)[0]
+
+    raw = [jax.random.PRNGKey(n) for n in range(2)]
+    program = md.from_jax(split)
+    given = program.named(*raw)
+    assert [key.dims.names for key in (*given, *program(*given))] == [("raw_key",)] * 4
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_name_that_the_user_gives_to_words_of_raw_keys_stands(first):
+    def joined(keys, key):
+        drawn = jax.random.uniform(key, (2,)) if first else 0
+        every = jnp.concatenate([keys, key[None]])
+        return every, drawn + jax.random.uniform(key, (2,))
+
+    program = md.from_jax(joined, {"keys": "step words"})
+    key = jax.random.PRNGKey(0)
+    assert [x.dims.names[-1] for x in program.named(jax.random.split(key), key)] == ["words"] * 2

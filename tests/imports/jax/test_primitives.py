@@ -98,6 +98,11 @@ def over_rows(x, y):
     return jax.vmap(row, axis_name="row", in_axes=(0, None))(x, y[0])
 
 
+def changed_ramp(x, y):
+    ramp = jnp.arange(6)
+    return y[jax.lax.select(ramp < 3, jnp.full_like(ramp, 5), ramp)]
+
+
 def conv(x, w, strides=(1, 1), padding="SAME", **kwargs):
     numbers = ("NHWC", "HWIO", "NHWC")
     return jax.lax.conv_general_dilated(x, w, strides, padding, dimension_numbers=numbers, **kwargs)
@@ -138,6 +143,25 @@ CASES = {
     "write": (lambda x, n: x.at[:, 0].set(1.0).at[1:3].add(2.0).at[n[0] % 4].mul(0 * n[0]), X, N),
     "add at": (lambda y, n: y.at[n].add(y[:4]).at[:, n].max(0.5), Y, N),
     "add at pairs": (lambda x, n: x.at[jnp.arange(4), n].add(1.0), X, N),
+    "blocks that may be outside": (
+        lambda x, n: (
+            [x.at[4 + 0 * n[0], 2:5].set(1.0), x.at[4 + 0 * n[0]].multiply(2.0)],
+            [x.at[i + 0 * n[0], 2:5].get(mode="fill", fill_value=3.0) for i in (2, 4)],
+            [x.at[i, 2:5].add(1.0, mode=mode) for i, mode in ((3, "drop"), (5, "drop"))],
+            [x.at[i + 0 * n[0], 2:5].set(1.0, mode="clip") for i in (3, 4)],
+        ),
+        X,
+        N,
+    ),
+    "look-up by a ramp that is changed": (changed_ramp, X, Y),
+    "cumulative of constants": (
+        lambda x, y: (
+            x[0, :4] * (jnp.cumsum(jnp.ones(4, jnp.int32)) / 4),
+            jax.lax.dynamic_slice(x[0], (jnp.cumsum(jnp.ones(3, jnp.int32))[2],), (2,)),
+        ),
+        X,
+        Y,
+    ),
     "order": (lambda x, y: (jnp.sort(x), jnp.argsort(x, 0), jax.lax.top_k(x, 2)[0]), X, Y),
     "extremes": (lambda x, y: (x.argmax(1), jnp.cumsum(x, 0), jax.lax.cummax(x, 1, True)), X, Y),
     "logcumsumexp": (log_sums, X, Y),

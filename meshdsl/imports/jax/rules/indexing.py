@@ -304,6 +304,7 @@ def _window(
     """Returns one window, at places along several dims."""
     table = single(table, site.inputs[0])
     tensor = table.tensor
+    inside = _inside(site.params["mode"], plan, table, starts, sizes)
     gone = []
     for place, component in plan.along:
         if table.places[place] is None:
@@ -314,10 +315,32 @@ def _window(
         if sizes[place] == 1:
             tensor = ops.index(tensor, table.name(place), 0)
             gone.append(place)
+    if inside is not True:
+        tensor = ops.where(inside, tensor, _filler(site.params["fill_value"], tensor.dtype))
     places: list[Any] = [None] * len(site.sizes())
     for place, mine in plan.window:
         places[place] = None if mine in gone else table.places[mine]
     return Array(tensor, tuple(places), site.sizes())
+
+
+def _inside(
+    mode: Any, plan: _Plan, table: Array, starts: Sequence[Array], sizes: Sequence[int]
+) -> Tensor | bool:
+    """Returns whether a window is inside of the table; True if the mode lets it be moved there.
+
+    Args:
+        sizes: those of the window, by the table's positions.
+    """
+    inside: Tensor | bool = True
+    for place, component in plan.along if mode == _FILL else ():
+        start, last = starts[component], table.sizes[place] - sizes[place]
+        if start.number is not None:
+            if not 0 <= start.number <= last:
+                return False
+            continue
+        fits = ops.logical_and(start.tensor >= 0, start.tensor <= last)
+        inside = fits if inside is True else ops.logical_and(inside, fits)
+    return inside
 
 
 def _scattered(mode: str) -> Rule:
@@ -404,6 +427,10 @@ def _block(
         "max": ops.maximum,
         "min": ops.minimum,
     }[mode](old, update)
+    chosen = [updates.sizes[own[p]] if p in own else 1 for p in range(len(x.sizes))]
+    inside = _inside(site.params["mode"], plan, x, starts, chosen)
+    if inside is not True:  # a block that is not inside is not written
+        combined = ops.where(inside, combined, old)
     return replace(x, tensor=updated(x.tensor, combined, where), number=None)
 
 

@@ -45,5 +45,7 @@ def _ramp(makers: Any, atom: Any, component: int = -1) -> int | None:
     if name == "select_n":  # x where it is not negative: all of a ramp
         test = makers.get(operands[0]) if not isinstance(operands[0], jex.Literal) else None
         if test is not None and test.primitive.name == "lt" and test.invars[0] is operands[1]:
-            return _ramp(makers, operands[1])
+            bound = test.invars[1]
+            if isinstance(bound, jex.Literal) and bound.val == 0:
+                return _ramp(makers, operands[1])
     return None

@@ -17,6 +17,7 @@ from meshdsl.imports.jax import conversion, inference
 from meshdsl.imports.jax.arrays import Array, plain, stretched
 from meshdsl.imports.jax.conversion import Unfit
 from meshdsl.imports.jax.inference import Dims
+from meshdsl.imports.jax.keys import key_dtype
 from meshdsl.imports.jax.rules.elementwise import together
 from meshdsl.imports.jax.rules.rule import Rule, Table
 from meshdsl.ops.random_keys import FOLD_IN, KEY, words
@@ -64,15 +65,13 @@ def _infer_drawn(site: inference.Site, operands: list[Dims]) -> list[Dims]:
 
 def _infer_wrap(site: inference.Site, operands: list[Dims]) -> list[Dims]:
     *rest, words = operands[0].nodes
-    facts = site.classes.facts(words)
-    if facts.said is None and facts.hint != KEY.name:
-        # Microbatches tell by this name that an argument is a key.
-        site.classes.say(words, RAW_KEY.name, "the words of a raw key")
+    site.classes.say_last(words, RAW_KEY.name)  # by which microbatches tell that it is a key
     return [operands[0].pick(range(len(rest)))]
 
 
 def _infer_unwrap(site: inference.Site, operands: list[Dims]) -> list[Dims]:
-    words = site.new(2, hint=KEY.name)
+    words = site.new(2)
+    site.classes.say_last(words, RAW_KEY.name)
     return [Dims((*operands[0].nodes, words), (*operands[0].weak, False))]
 
 
@@ -80,7 +79,15 @@ def _infer_same(site: inference.Site, operands: list[Dims]) -> list[Dims]:
     return operands[:1]
 
 
+def _need_known(site: conversion.Site) -> None:
+    """Raises Unfit for keys of another kind, whose numbers are others."""
+    kind = site.equation.outvars[0].aval.dtype
+    if kind != key_dtype():
+        raise Unfit(f"of keys of the kind {kind}; make them with impl='threefry2x32'")
+
+
 def _wrapped(site: conversion.Site, operands: list[Array]) -> list[Array]:
+    _need_known(site)
     last = len(operands[0].sizes) - 1
     labels = (*site.outputs[0], KEY.name)
     x = plain(operands[0], labels, [last])
@@ -93,12 +100,18 @@ def _unwrapped(site: conversion.Site, operands: list[Array]) -> list[Array]:
 
 
 def _seeded(site: conversion.Site, operands: list[Array]) -> list[Array]:
+    _need_known(site)
     (seed,) = operands
+    is_wide = site.equation.invars[0].aval.dtype.itemsize == 8  # has a high word
     if seed.number is not None:
-        low = ops.full([], int(seed.number) % 2**32, "uint32")
+        number = int(seed.number)
+        low = ops.full([], number % 2**32, "uint32")
+        high = ops.full([], (number >> 32) % 2**32 if is_wide else 0, "uint32")
     else:
         low = ops.cast(seed.tensor, "uint32")
-    tensor = ops.stack([ops.full(low.shape, 0, "uint32"), low], KEY)
+        wide = ops.shift_right(seed.tensor, 32) if is_wide else ops.zeros(low.shape, "uint32")
+        high = ops.cast(wide, "uint32")
+    tensor = ops.stack([high, low], KEY)
     return [replace(seed, tensor=ops.transpose(tensor, [*low.shape, KEY]), number=None)]
 
 

@@ -90,7 +90,8 @@ def cumulative(function: Callable[..., Tensor]) -> Rule:
     def convert(site: conversion.Site, operands: list[Array]) -> list[Array]:
         axis = site.params["axis"]
         x = plain(operands[0], site.inputs[0], [axis])
-        return [replace(x, tensor=function(x.tensor, x.name(axis), site.params["reverse"]))]
+        tensor = function(x.tensor, x.name(axis), site.params["reverse"])
+        return [replace(x, tensor=tensor, number=None)]
 
     return Rule(_same, convert)
 
