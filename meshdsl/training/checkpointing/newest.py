@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,15 @@ def copies_in(folder: str | os.PathLike[str]) -> Iterator[tuple[str, int, dict[s
                     continue
                 if isinstance(about, dict):
                     yield own.name, int(path.name), about
+
+
+def delete_copies(folder: Path) -> None:
+    """Deletes the copies on this host; the folder stays if anything else is in it."""
+    for own in _entries(folder):
+        if _PROCESS.fullmatch(own.name):
+            shutil.rmtree(own, ignore_errors=True)
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _entries(folder: Path) -> list[Path]:

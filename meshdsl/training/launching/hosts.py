@@ -19,7 +19,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import shutil
 import signal
 import socket
 import threading
@@ -30,6 +29,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+from meshdsl.training.checkpointing.newest import delete_copies
 from meshdsl.training.exit_codes import DONE, FAILED, NOTICE, UNFINISHED
 from meshdsl.training.launching.children import Child, how_ended
 from meshdsl.training.launching.crew import Job, Missing, free_port, meeting_flags
@@ -435,7 +435,7 @@ class Hosts:
                 member.line.close()
             return
         if code == DONE and self._host.copies is not None:  # none is of use
-            shutil.rmtree(self._host.copies, ignore_errors=True)
+            delete_copies(self._host.copies)
         if not self._superseded and leader(self._workdir)[0] in ("", self._token):
             with suppress(OSError):
                 end(self._workdir, code)
@@ -575,8 +575,8 @@ class Hosts:
             )
         with self._changed:
             for old in [*self._members]:
-                silent = time.monotonic() - old.line.heard > _SILENT
-                if old.own_id == new.own_id or (silent and {*old.numbers} & {*new.numbers}):
+                still = time.monotonic() - old.line.heard > _SILENT and not (old.spare or new.spare)
+                if old.own_id == new.own_id or (still and {*old.numbers} & {*new.numbers}):
                     self._members.remove(old)  # it comes again, and its old connection is dead
                     old.line.close()
             owners = {n: "the first host" for n in self._host.numbers}

@@ -12,7 +12,6 @@ Guarantees:
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import threading
@@ -22,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshdsl.training.checkpointing.copies.together import said
+from meshdsl.training.checkpointing.newest import delete_copies
 from meshdsl.training.exit_codes import DONE, FAILED, NOTICE, UNFINISHED
 from meshdsl.training.launching.children import Child
 from meshdsl.training.launching.leading import (
@@ -130,7 +130,7 @@ class Member:
     def _over(self, code: int) -> int:
         """Returns the exit code of the job, which is over."""
         if code == DONE and self.host.copies is not None:  # none is of use
-            shutil.rmtree(self.host.copies, ignore_errors=True)
+            delete_copies(self.host.copies)
         return code
 
     def _given_up(self, patience: float) -> int:

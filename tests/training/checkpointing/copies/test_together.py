@@ -16,6 +16,7 @@ from meshdsl.training.checkpointing.copies.together import (
     said,
     together,
 )
+from meshdsl.training.checkpointing.newest import delete_copies
 from tests.training.checkpointing.test_checkpoints import LAYOUTS, made, placed
 
 OWN = [[0], [1], [2]]  # each process has shards that no other has
@@ -134,3 +135,17 @@ def test_copies_that_a_process_deletes_meanwhile_are_none(tmp_path, monkeypatch)
         monkeypatch.setattr(os, name, deleting(entries))
     (one,) = said(tmp_path)
     assert one["has"] == [2]
+
+
+def test_only_copies_are_deleted_of_a_folder_that_has_something_else(tmp_path):
+    for name in ("process.0/3", "process.12", "process.of.others", "other"):
+        (tmp_path / "memory" / name).mkdir(parents=True)
+    delete_copies(tmp_path / "memory")
+    assert {one.name for one in (tmp_path / "memory").iterdir()} == {"process.of.others", "other"}
+
+
+def test_the_folder_of_copies_is_deleted_with_them(tmp_path):
+    (tmp_path / "memory" / "process.0" / "3").mkdir(parents=True)
+    delete_copies(tmp_path / "memory")
+    delete_copies(tmp_path / "memory")  # as other hosts on this machine may
+    assert not (tmp_path / "memory").exists()
