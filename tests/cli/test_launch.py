@@ -190,7 +190,8 @@ def test_losses_after_kills_are_those_of_a_run_that_nothing_happened_to(copies, 
         os.kill(processes_of(job)[kill % 2], signal.SIGKILL)
     out, errors = job.communicate(timeout=600)
     assert job.returncode == 0, errors
-    assert errors.count("was killed by signal 9 (SIGKILL)") == 6
+    # On a busy machine the other process may be seen to end before the one that was killed.
+    assert errors.count(": restart ") == 6
     assert any((work / "compiled").iterdir())
     assert losses(work) == losses(tmp_path / "alone") and len(losses(work)) == 200
     begun = [int(line.split()[4].strip(",")) for line in out.splitlines() if "going on" in line]
