@@ -574,9 +574,9 @@ class Hosts:
                 "job: give each its own --coordinator"
             )
         with self._changed:
-            for old in [*self._members]:
-                still = time.monotonic() - old.line.heard > _SILENT and not (old.spare or new.spare)
-                if old.own_id == new.own_id or (still and {*old.numbers} & {*new.numbers}):
+            for old in [*self._members]:  # all spare hosts have numbers from 0
+                quiet = time.monotonic() - old.line.heard > _SILENT and not (old.spare or new.spare)
+                if old.own_id == new.own_id or (quiet and {*old.numbers} & {*new.numbers}):
                     self._members.remove(old)  # it comes again, and its old connection is dead
                     old.line.close()
             owners = {n: "the first host" for n in self._host.numbers}

@@ -128,7 +128,6 @@ def wait_for(condition, seconds=90):
 
 def have_come(port, count):
     """Waits until the supervisors of so many other hosts have come to the first one."""
-
     files = [Path("/proc/net/tcp"), Path("/proc/net/tcp6")]
 
     def connections():
@@ -354,6 +353,19 @@ def test_a_spare_host_takes_the_place_of_a_lost_one_at_once(job, tmp_path):
     assert time.monotonic() - began < 20
     (tmp_path / "end").touch()
     assert (first.wait(90), spare.wait(90)) == (0, 0)
+
+
+def test_a_new_spare_host_drops_no_other_that_stands_still(job, tmp_path):
+    given = {"program": "import json\n" + ELASTIC, "total": 2}
+    first, spare = job(0, **given), job(1, spare=True, **given)
+    process(tmp_path, 1, 1)
+    os.kill(spare.pid, signal.SIGSTOP)
+    time.sleep(6)  # longer than a host that comes again is silent
+    job(1, spare=True, **given)
+    have_come(job.port, 2)
+    os.kill(spare.pid, signal.SIGCONT)
+    (tmp_path / "end").touch()
+    assert (first.wait(90), spare.wait(90)) == (0, 0) and not (tmp_path / "2.0").exists()
 
 
 def test_a_host_that_stays_keeps_its_number_where_a_spare_one_takes_another_place(job, tmp_path):
