@@ -90,7 +90,7 @@ class Classes:
         self._arrays = 0
         self._regrouped: dict[Regrouped, None] = {}
         self._later: list[tuple[int, int]] = []
-        self._last: list[tuple[int, str]] = []
+        self._last: list[tuple[int, str, str]] = []
         self._pairs: list[tuple[int, int, int]] = []
         self._read: list[tuple[int, int]] = []
         self.used: dict[int, Source] = {}
@@ -138,9 +138,9 @@ class Classes:
         facts.said = facts.said or Said(name, where, node)
         facts.parts = facts.parts or parts
 
-    def say_last(self, node: int, name: str) -> None:
+    def say_last(self, node: int, name: str, where: str) -> None:
         """Names a position if nothing else names it by the time that classes are settled."""
-        self._last.append((node, name))
+        self._last.append((node, name, where))
 
     def copies(self, base: int, count: int) -> list[int]:
         """Returns nodes for the positions of an array that would all be in one class."""
@@ -201,9 +201,9 @@ class Classes:
 
     def settle(self) -> None:
         """Joins classes that are alike though no equation pairs them up."""
-        for node, name in self._last:
+        for node, name, where in self._last:
             if self.facts(node).said is None:
-                self.say(node, name, "the words of a raw key")
+                self.say(node, name, where)
         self._join_regrouped()
         readers: dict[int, set[int]] = {}
         for one, other in self._read:

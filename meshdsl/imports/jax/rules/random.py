@@ -63,15 +63,20 @@ def _infer_drawn(site: inference.Site, operands: list[Dims]) -> list[Dims]:
     return [Dims((*keys.nodes, *new.nodes), (False,) * len(site.sizes()))]
 
 
+def _say_raw(site: inference.Site, words: int) -> None:
+    """Names the words of a raw key, so that microbatches can tell that it is one."""
+    site.classes.say_last(words, RAW_KEY.name, "the words of a raw key")
+
+
 def _infer_wrap(site: inference.Site, operands: list[Dims]) -> list[Dims]:
     *rest, words = operands[0].nodes
-    site.classes.say_last(words, RAW_KEY.name)  # by which microbatches tell that it is a key
+    _say_raw(site, words)
     return [operands[0].pick(range(len(rest)))]
 
 
 def _infer_unwrap(site: inference.Site, operands: list[Dims]) -> list[Dims]:
     words = site.new(2)
-    site.classes.say_last(words, RAW_KEY.name)
+    _say_raw(site, words)
     return [Dims((*operands[0].nodes, words), (*operands[0].weak, False))]
 
 
