@@ -39,6 +39,17 @@ def test_advice_that_is_taken_does_what_it_said_and_is_not_given_again(capsys):
 
 
 @pytest.mark.long
+def test_a_step_that_does_not_fit_is_told_how_many_microbatches_would(capsys):
+    sizes = ("--batch_size=8192", "--length=1024", "--mesh_shape=data:2", "--hardware=v5e")
+    flags = (*sizes, "--layout=batch:data", "--json")
+    report = json.loads(explained(capsys, *flags))
+    assert report["smaller"].startswith("tried, the best first: --microbatches=32: ")
+    figures = {one["change"]: one["peak_bytes"] for one in report["changes"]}
+    after = json.loads(explained(capsys, *flags, "--microbatches=32"))
+    assert after["peak_bytes"] == figures["--microbatches=32"] < 16 * 2**30 < report["peak_bytes"]
+
+
+@pytest.mark.long
 def test_where_time_decides_it_decides_about_the_advice_too(capsys):
     mesh, remat = ("--mesh_shape=data:2,model:4", "--hardware=v5p"), "--remat=full"
     report = json.loads(explained(capsys, *mesh, LAYOUT, "--json"))

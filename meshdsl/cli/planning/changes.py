@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -43,7 +44,7 @@ def changes_of(program: SpmdProgram, job: Job, device: Hardware) -> tuple[Tried,
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a change may well be one that nobody should make
-        changes = [*single_changes(program, _counts(job), _remats(job))]
+        changes = [*single_changes(program, _counts(job, program, device), _remats(job))]
         if job.options.hardware is None:
             return try_changes(program, changes, partial(write, job=job), device)
         quick = replace(job, options=replace(job.options, hardware=None), decisions=())
@@ -54,18 +55,36 @@ def changes_of(program: SpmdProgram, job: Job, device: Hardware) -> tuple[Tried,
         return try_changes(program, chosen, partial(write, job=job), device)
 
 
-def _counts(job: Job) -> list[int]:
-    """Returns twice and half the microbatches of a job, if they divide its batch."""
+def _counts(job: Job, program: SpmdProgram, device: Hardware) -> list[int]:
+    """Returns other numbers of microbatches: twice and half those of a job, if they divide a batch.
+
+    Where its step does not fit, those come first with which what a microbatch needs would.
+    """
     now = job.recipe.microbatches
-    found = []
-    for count in (2 * now, now // 2):
-        try:
-            if count:
-                check_microbatches(job.batch_spec, count, job.recipe.batch_dim)
-                found.append(count)
-        except ValueError:
-            continue
-    return found
+    state = sum(buffer.bytes for buffer in program.memory.buffers if buffer.path)
+    room, rest = device.memory_bytes - state, program.peak_bytes - state
+    counts = []
+    if rest > room > 0:
+        least = math.ceil(now * rest / room)
+        # Not all of the rest is of a microbatch: gradients are not, for which twice as many are.
+        counts = [_next_count(job, least), _next_count(job, 2 * least)]
+    counts += [2 * now, now // 2]
+    return [n for n in dict.fromkeys(counts) if n and n != now and _divides(job, n)]
+
+
+def _next_count(job: Job, least: int) -> int:
+    """Returns the next number of microbatches that divides a job's batch; 0: there is none."""
+    dims = (dim for spec in job.batch_spec.values() for dim in spec.dims)
+    size = max((dim.size for dim in dims if dim.name == job.recipe.batch_dim), default=0)
+    return next((n for n in range(least, size + 1) if size % n == 0 and _divides(job, n)), 0)
+
+
+def _divides(job: Job, count: int) -> bool:
+    try:
+        check_microbatches(job.batch_spec, count, job.recipe.batch_dim)
+    except ValueError:
+        return False
+    return True
 
 
 def _remats(job: Job) -> list[str]:
