@@ -39,7 +39,7 @@ from meshdsl.training.launching.leading import Listed, Superseded, end, lead, le
 from meshdsl.training.launching.lines import Line
 from meshdsl.training.launching.rehearsing import REHEARSAL, Rehearsals
 from meshdsl.training.launching.terms import Devices, Host, misfit, other_code, other_devices
-from meshdsl.training.processes.meeting import address_of, check_free, listed, listening
+from meshdsl.training.processes.meeting import accepted, address_of, check_free, listed, listening
 
 _REPORT_AFTER = 5.0  # seconds of waiting before the first report
 _REPORT_EVERY = 30.0  # seconds between reports
@@ -460,11 +460,7 @@ class Hosts:
         return sorted({*range(self._terms.total)} - there)
 
     def _accept(self) -> None:
-        while True:
-            try:
-                connection, address = self._listener.accept()
-            except OSError:  # closed
-                return
+        for connection, address in accepted(self._listener):
             line = Line(connection, self._terms.silence)
             given = line, str(address[0])
             threading.Thread(target=self._hear, args=given, daemon=True).start()

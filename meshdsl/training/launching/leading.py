@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from meshdsl.training.processes.joining import names_here
-from meshdsl.training.processes.meeting import listening
+from meshdsl.training.processes.meeting import accepted, listening
 
 TOKEN = "launch.id"  # the file by which supervisors see that they share the workdir, and who leads
 _STANDS_BY = b'{"stands_by": true}\n'
@@ -146,14 +146,12 @@ class Standby:
         threading.Thread(target=self._answer, daemon=True).start()
 
     def _answer(self) -> None:
-        with suppress(OSError):
-            while True:
-                connection, _ = self._listener.accept()
-                with suppress(OSError), connection:
-                    connection.settimeout(_SPEAK)
-                    connection.sendall(_STANDS_BY)
-                    connection.shutdown(socket.SHUT_WR)
-                    connection.recv(1)  # so that what the other sends does not reset it
+        for connection, _ in accepted(self._listener):
+            with suppress(OSError), connection:
+                connection.settimeout(_SPEAK)
+                connection.sendall(_STANDS_BY)
+                connection.shutdown(socket.SHUT_WR)
+                connection.recv(1)  # so that what the other sends does not reset it
 
     def __enter__(self) -> Self:
         return self

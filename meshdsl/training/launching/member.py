@@ -45,6 +45,7 @@ from meshdsl.training.processes.meeting import address_of
 _POLL = 0.1  # seconds between two looks at the template
 _RETRY = 0.5  # seconds between two attempts to reach the first supervisor
 _ANSWER = 5.0  # seconds in which it answers
+_ASKED_FOR = 15.0  # seconds for which the first host asks for another one that led the job
 _AWAY = 2.0  # seconds after which a first supervisor that is not there is lost
 _PASSED_OVER = 15.0  # seconds for which one that does not answer is passed over
 _REPORT_AFTER = 5.0  # seconds of waiting before the first report
@@ -91,7 +92,9 @@ class Member:
         Raises:
             ValueError: the first supervisor did not come, or refuses this one.
         """
-        patience, since, lost = self.host.patience[0], time.monotonic(), 0.0
+        # One that has led gave way to another, which is there.
+        patience = self.host.patience[1 if self.joined else 0]
+        since, lost = time.monotonic(), 0.0
         with handled(self._pass_on, self._kill), Standby() as standby:
             self._port = standby.port
             while True:
@@ -165,16 +168,20 @@ class Member:
                     self._first = first
                     return answer
                 standing_by |= {first} if answer else set()
-            own = "" if self.leads else self._leads_now(standing_by, now - since)
+            own = self._leads_now(standing_by, now - since)
             if own is not None and self._signal is None:  # it may have come while others were asked
                 return own
             if now >= report_at:
                 self.host.report(
-                    f"waiting for the first supervisor at {self.host.terms.coordinator}: {reason}"
+                    f"waiting for the first supervisor at {self._where_it_leads}: {reason}"
                 )
                 report_at = now + _REPORT_EVERY
             time.sleep(_RETRY)
         return None
+
+    @property
+    def _where_it_leads(self) -> str:
+        return leader(self.host.workdir)[1] or self.host.terms.coordinator
 
     def _candidates(self) -> Iterator[str]:
         """Yields where the first supervisor may be."""
@@ -186,7 +193,7 @@ class Member:
         known = [written(*address) for one in hosts for address in one.addresses()]
         places = [self.host.terms.coordinator, other or self.host.terms.coordinator, *known]
         now = time.monotonic()
-        passed = {place for place, until in self._silent.items() if self.leads or now < until}
+        passed = {place for place, until in self._silent.items() if now < until}
         passed |= {self.host.terms.coordinator} if self.leads else set()
         yield from dict.fromkeys(place for place in places if place not in passed)
 
@@ -197,6 +204,9 @@ class Member:
             standing_by: where others stand by.
             seconds: how long the first one has been away.
         """
+        if self.leads:  # one that leads may be out of reach for a moment, as after a start
+            is_led = self._where_it_leads != self.host.terms.coordinator
+            return None if is_led and seconds < _ASKED_FOR else ""
         if not any(one.own_id == self._id for one in self._hosts):
             return None
         counts = [self.host.terms.total]

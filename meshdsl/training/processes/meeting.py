@@ -12,17 +12,19 @@ Guarantees:
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import selectors
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 _REPORT_AFTER = 5.0  # seconds of waiting before the first report
+_ACCEPT_AGAIN = 0.1  # seconds after which a connection is accepted again that could not be
 _REPORT_EVERY = 10.0  # seconds between reports
 _RETRY = 0.2  # seconds between two attempts to reach the first process
 _HELD = 5.0  # seconds for which a program that has been killed may hold a port
@@ -265,6 +267,22 @@ def listening(port: int, who: str = "process 0", where: str = "") -> socket.sock
             f"{who} cannot listen on port {port} of this host{where}: {_reason(error)}. Choose "
             f"another port, or see what has it (ss -ltnp): an earlier job, or a second {who}"
         ) from error
+
+
+def accepted(listener: socket.socket) -> Iterator[tuple[socket.socket, Any]]:
+    """Yields connections and their addresses until the listener is shut down or closed.
+
+    What passes, such as too many open files, ends nothing: those who wait are taken later.
+    """
+    while True:
+        try:
+            connection = listener.accept()
+        except OSError as error:
+            if error.errno in (errno.EBADF, errno.EINVAL):
+                return
+            time.sleep(_ACCEPT_AGAIN)
+            continue
+        yield connection
 
 
 def check_free(port: int, who: str = "process 0", where: str = "") -> None:

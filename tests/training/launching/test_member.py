@@ -1,6 +1,7 @@
 """The supervisor of a host that is not the first, where the first one is faked."""
 
 import signal
+import socket
 import sys
 import time
 from types import SimpleNamespace
@@ -25,6 +26,39 @@ def test_the_end_of_a_process_is_told_whatever_is_in_the_folder_of_copies(monkey
     (message,) = told
     assert (message["ended"], message["code"], message["copies"]) == (1, 1, [])
     assert "No such file" in message["lines"][0] and str(tmp_path) in reported[0]
+
+
+@pytest.fixture
+def first(tmp_path):
+    """Returns the supervisor of host 0 of a job that another one leads, as the workdir says."""
+    rest = lambda flags: flags, {}, tmp_path, (60.0, 60.0), lambda text: None
+    leading.lead(tmp_path, "other:5")
+    return member.Member(terms.Host(terms.Terms("localhost:1", 2, "one", 30.0), [0], *rest), True)
+
+
+def test_the_first_host_asks_again_for_one_that_leads(first, monkeypatch):
+    with socket.socket() as connection:
+        answers = iter([OSError("no network yet"), connection])
+
+        def asked(address):
+            answer = next(answers)
+            if answer is not connection:
+                raise answer
+            return answer
+
+        monkeypatch.setattr(member, "asked", asked)
+        assert first._connected(60.0, time.monotonic()) is connection
+
+
+def test_the_first_host_leads_where_the_one_that_led_stays_away(first, monkeypatch):
+    def asked(address):
+        raise OSError("no route")
+
+    monkeypatch.setattr(member, "asked", asked)
+    monkeypatch.setattr(member, "_ASKED_FOR", 0.7)
+    since = time.monotonic()
+    assert first._connected(60.0, since) == ""
+    assert time.monotonic() > since + 0.7
 
 
 @pytest.fixture

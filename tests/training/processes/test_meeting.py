@@ -1,5 +1,6 @@
 """Processes meet before JAX connects them; those that do not come are named to all others."""
 
+import errno
 import json
 import socket
 import threading
@@ -215,3 +216,29 @@ def test_a_port_that_one_before_holds_for_a_moment_is_waited_for(coordinator, mo
     other = socket.create_server(("", port))
     monkeypatch.setattr(meeting.time, "sleep", lambda seconds: other.close())
     meeting.check_free(port)
+
+
+def test_too_many_open_files_do_not_end_what_accepts(monkeypatch):
+    monkeypatch.setattr(meeting, "_ACCEPT_AGAIN", 0.0)
+    left = [OSError(errno.EMFILE, ""), ("one", 1), OSError(errno.ECONNABORTED, ""), ("two", 2)]
+    left.append(OSError(errno.EINVAL, "shut down"))
+
+    def accept():
+        result = left.pop(0)
+        if isinstance(result, OSError):
+            raise result
+        return result
+
+    listener = SimpleNamespace(accept=accept)
+    assert [*meeting.accepted(listener)] == [("one", 1), ("two", 2)] and not left
+
+
+def test_what_accepts_ends_when_its_listener_is_shut_down_or_closed():
+    listener = meeting.listening(0)
+    thread = threading.Thread(target=lambda: [*meeting.accepted(listener)], daemon=True)
+    thread.start()
+    listener.shutdown(socket.SHUT_RDWR)
+    thread.join(60)
+    assert not thread.is_alive()
+    listener.close()
+    assert [*meeting.accepted(listener)] == []

@@ -25,7 +25,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from meshdsl.training.checkpointing.newest import BLOCKS
-from meshdsl.training.processes.meeting import listening
+from meshdsl.training.processes.meeting import accepted, listening
 
 _PATIENCE = 30.0  # seconds for which either end waits for the other
 _LONGEST = 2**16  # bytes of a line
@@ -67,11 +67,9 @@ class BlockServer:
         self.close()
 
     def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                connection, _ = self._listener.accept()
-                self._connections.add(connection)
-                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+        for connection, _ in accepted(self._listener):
+            self._connections.add(connection)
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def _answer(self, connection: socket.socket) -> None:
         """Answers one connection until it ends."""
