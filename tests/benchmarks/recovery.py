@@ -74,7 +74,8 @@ class Hosts:
 
     def seen(self, since):
         """Returns the seconds from a time until a supervisor saw a failure; None if none did."""
-        times = [e["time"] for e in events_of(self.work / NAME) if e["event"] == "failed"]
+        failed = [e for e in events_of(self.work / NAME) if e["event"] == "failed"]
+        times = [e["time"] + e["seen_seconds"] for e in failed]
         return next((time - since for time in times if time >= since), None)
 
     def stands_still(self, change):

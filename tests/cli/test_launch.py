@@ -337,11 +337,13 @@ def test_the_first_host_is_lost_and_the_others_go_on_from_their_memory(text, tmp
     assert [one.returncode for one in hosts] == [0] * 3, output
     said = [line for out, _ in output for line in out.splitlines() if "going on from" in line]
     assert "copies in the memory of 2 hosts" in said[0] and len(said) == 2, said
-    assert int(said[0].split()[4].strip(",")) >= reached - 1
+    went_on = int(said[0].split()[4].strip(","))
+    assert reached - 1 <= went_on <= reached + 2
     assert "leads the job from now on" in output[1][1]
     found, expected = losses(work), losses(tmp_path / "alone")
-    assert [*found] == [*range(1, steps + 1)]
-    np.testing.assert_allclose([*found.values()], [*expected.values()], rtol=2e-5)
+    # The host that writes them may be lost between a step's copies, on other hosts, and its line.
+    assert [*found] == [n for n in range(1, steps + 1) if not reached < n <= went_on]
+    np.testing.assert_allclose([*found.values()], [expected[n] for n in found], rtol=2e-5)
     assert not [*tmp_path.glob("copies.*")]
 
 

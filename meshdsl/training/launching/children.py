@@ -27,6 +27,7 @@ _KEPT = 40  # the last lines of a process that a failure shows
 _NOISE = re.compile(
     rb"\[Gloo\] Rank |[IW]\d{4} .* \S+\.cc:\d+\] .*Using experimental recoverable task feature"
 )
+_ENDING = 60.0  # seconds in which the kernel ends a process that SIGKILL was sent to
 _DRAINING = 2.0  # seconds in which the last output of a process that has ended is read
 
 
@@ -38,15 +39,19 @@ class Child:
         number: its number in the job.
         shown: whether its output is shown as it comes.
         code: its exit code, minus the signal that ended it, or None while it runs.
+        over: when it ended, in seconds since 1970.
     """
 
     number: int
     shown: bool
     began: float = field(default_factory=time.monotonic)
     code: int | None = None
+    over: float = 0.0
+    _stopped: float = float("inf")  # when SIGKILL was sent first, by `time.monotonic`
     _process: subprocess.Popen[bytes] | Forked | None = None
     _lines: deque[bytes] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _reader: threading.Thread | None = None
+    _has_ended: threading.Event = field(default_factory=threading.Event)
 
     def start(
         self,
@@ -95,18 +100,33 @@ class Child:
 
     def stop(self) -> None:
         """Ends it and all that it has started."""
+        self._stopped = min(self._stopped, time.monotonic())
         if self._process is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def kill(self) -> None:
-        """Ends it and all that it has started, and waits until it has ended."""
+    def kill(self) -> bool:
+        """Ends it and all that it has started, and waits; returns whether it has ended.
+
+        The kernel ends no process that waits for a device or a file system which does not answer.
+        """
         self.stop()
-        if self._process is None:
-            return
-        self._process.wait()
-        if self._reader is not None:
-            self._reader.join(_DRAINING)
+        if self._reader is None:  # it was not started
+            return True
+        if not self._has_ended.wait(max(0.0, self._stopped + _ENDING - time.monotonic())):
+            return False
+        self._reader.join(_DRAINING)
+        return True
+
+    @property
+    def stays(self) -> str:
+        """What to report where `kill` did not end it."""
+        assert self._process is not None
+        return (
+            f"process {self.number} (pid {self._process.pid}) has not ended {_ENDING:g} s after "
+            "SIGKILL: the kernel waits for a device or a file system that does not answer. This "
+            "host takes no further part: see dmesg, and start it anew"
+        )
 
     def lines(self) -> list[str]:
         """Returns its last lines."""
@@ -131,7 +151,9 @@ class Child:
 
     def _wait(self, ended: Callable[[Child], None]) -> None:
         assert self._process is not None
-        self.code = self._process.wait()
+        code, self.over = self._process.wait(), time.time()
+        self.code = code
+        self._has_ended.set()
         ended(self)
 
 

@@ -26,6 +26,7 @@ class Process(Protocol):
     shown: bool
     began: float
     code: int | None
+    over: float  # when it ended, in seconds since 1970
 
     def send(self, number: int) -> None:
         """Sends it a signal."""
@@ -33,8 +34,12 @@ class Process(Protocol):
     def stop(self) -> None:
         """Begins to end it."""
 
-    def kill(self) -> None:
-        """Ends it, and waits until it has ended."""
+    def kill(self) -> bool:
+        """Ends it, and waits; returns whether it has ended, or is another host's concern."""
+
+    @property
+    def stays(self) -> str:
+        """What to report where `kill` did not end it."""
 
     def lines(self) -> list[str]:
         """Returns its last lines."""
@@ -99,6 +104,9 @@ class Crew(Protocol):
     def copies(self) -> list[list[dict[str, Any]]]:
         """Returns what each of the other hosts says of its copies; see `copies.together`."""
 
+    def note_failure(self, process: Any, progress: bool) -> None:
+        """Notes which process failed first, and whether the job got on since the failure before."""
+
     def leave(self) -> str | None:
         """Lets the job go on without this host, from the next start on; called once.
 
@@ -153,6 +161,9 @@ class OneHost:
 
     def copies(self) -> list[list[dict[str, Any]]]:
         return []
+
+    def note_failure(self, process: Child, progress: bool) -> None:
+        """There is no other host to take the place of this one."""
 
     def leave(self) -> str:
         return ""  # which needs no words: no other host is part of it

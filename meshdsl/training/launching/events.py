@@ -3,11 +3,12 @@
 `started` has `start` (from 1), `processes`, `step` (of the newest checkpoint or copy) and, after a
 failure, `down_seconds`. `stepped`, of the first process when the first step of a start is finished,
 has `start`, `step`, `start_seconds` since the start, and after a failure `recovery_seconds` since
-it. `failed` has `start`, `process`, `code`, `cause`, `step`, `ran_seconds` and
-`repeated_seconds`: those of steps since that one, which are taken again. `renewed` has `start`,
-which was stopped so that other hosts take part. `compiled_ahead` has `start`, in which
-all hosts have compiled the programs of one with fewer `processes`. `ended` has `start` and
-`code`. All have `time`, in seconds since 1970.
+it. `failed` has `start`, `process`, `code`, `cause`, `step`, `seen_seconds` from the process's end,
+or its host's last word, until that was seen, `ran_seconds` before it, and `repeated_seconds`: those
+of steps since that one, which are taken again. Its `time` is that end or word. `renewed` has
+`start`, which was stopped so that other hosts take part. `compiled_ahead` has `start`, in which all
+hosts have compiled the programs of one with fewer `processes`. `ended` has `start` and `code`. All
+have `time`, in seconds since 1970.
 """
 
 from __future__ import annotations
@@ -76,6 +77,25 @@ def newest(workdir: Path, copies: Sequence[Together]) -> tuple[int, float] | Non
     return max(found, default=None)
 
 
+def repeated_seconds(
+    failed: float,
+    ran: float,
+    stepped: tuple[float, float] | None,
+    reached: tuple[int, float] | None,
+) -> float:
+    """Returns the time of a start's steps that a failure has lost.
+
+    Args:
+        failed: when that was, in seconds since 1970.
+        ran: how long the start had run then, which bounds what a clock that jumps makes of it.
+        stepped: what `first_step` returns of the start.
+        reached: the newest step that the start has saved or copied, and when; None: there is none.
+    """
+    since = failed - ran if stepped is None else stepped[0]
+    since = since if reached is None else reached[1]
+    return min(max(failed - since, 0.0), max(ran, 0.0))
+
+
 def losses(workdir: Path) -> Losses | None:
     """Returns what failures have cost a job by its record; None without a record."""
     file = workdir / NAME
@@ -97,16 +117,20 @@ def first_step(file: Path, start: int) -> tuple[float, float] | None:
     record cannot be read now. A healthy job must not end because of its record.
     """
     found = None
-    try:
-        events = [*events_of(file)]
-    except OSError:
-        return None
-    for event in events:
+    for event in readable_events(file):
         if event.get("start") == start and event.get("event") == "started":
             found = None
         if event.get("start") == start and event.get("event") == "stepped":
             found = _number(event.get("time")), _number(event.get("recovery_seconds"))
     return found
+
+
+def readable_events(file: Path) -> list[Mapping[str, Any]]:
+    """Returns the events of a record; none if it cannot be read now, or is not there."""
+    try:
+        return [*events_of(file)]
+    except OSError:
+        return []
 
 
 def events_of(file: Path) -> Iterator[Mapping[str, Any]]:

@@ -19,25 +19,37 @@ Guarantees:
 
 from __future__ import annotations
 
+import math
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from meshdsl.training.checkpointing.newest import delete_copies
+from meshdsl.training.checkpointing.copies.starts import Starts
+from meshdsl.training.checkpointing.copies.together import Together, of_no_use, said, together
+from meshdsl.training.checkpointing.newest import FOLDER, delete_copies
 from meshdsl.training.exit_codes import DONE, FAILED, NOTICE, UNFINISHED
-from meshdsl.training.launching.children import Child, how_ended
+from meshdsl.training.launching.children import Child
 from meshdsl.training.launching.crew import Job, Missing, free_port, meeting_flags
-from meshdsl.training.launching.events import NAME, Events
+from meshdsl.training.launching.events import NAME, Events, newest
 from meshdsl.training.launching.job_time import START
-from meshdsl.training.launching.leading import Listed, Superseded, end, lead, leader, names_of
+from meshdsl.training.launching.leading import (
+    LEADS,
+    Listed,
+    Superseded,
+    end,
+    lead,
+    leader,
+    names_of,
+)
 from meshdsl.training.launching.lines import Line
 from meshdsl.training.launching.rehearsing import REHEARSAL, Rehearsals
+from meshdsl.training.launching.remote import RemoteHost, RemoteProcess
 from meshdsl.training.launching.terms import Devices, Host, misfit, other_code, other_devices
 from meshdsl.training.processes.meeting import accepted, address_of, check_free, listed, listening
 
@@ -45,90 +57,10 @@ _REPORT_AFTER = 5.0  # seconds of waiting before the first report
 _REPORT_EVERY = 30.0  # seconds between reports
 _POLL = 0.2  # seconds between two looks at who has come
 _SILENT = 5.0  # seconds without a beat after which a host that comes again replaces it
+_IN_A_ROW = 2  # failures of one host after which others are taken before it
+_AT_ANY_COST = 4  # failures in a row after which copies that it alone has are given up
+_APART = 0.5  # seconds between two lists of hosts
 _GATHERING = 15.0  # seconds in which those that live find one that leads anew
-_PARTING = 15.0  # seconds in which another host kills a process
-
-
-@dataclass(eq=False)
-class RemoteProcess:
-    """A process on another host.
-
-    Attributes:
-        start: the number of the start that it is of. Messages about others are ignored.
-    """
-
-    number: int
-    start: int
-    member: _Member
-    shown: bool
-    began: float = field(default_factory=time.monotonic)
-    code: int | None = None
-    ended: Callable[[Any], None] | None = None
-    _lines: list[str] = field(default_factory=list)
-    _lost: bool = False
-    _deadline: float = 0.0
-    _has_ended: threading.Event = field(default_factory=threading.Event)
-
-    def send(self, number: int) -> None:
-        if self.code is None:
-            self.member.line.send(signal=number, process=self.number, of=self.start)
-
-    def stop(self) -> None:
-        if self.ended is not None and self.code is None:
-            self.member.line.send(kill=self.number, of=self.start)
-            self._deadline = time.monotonic() + _PARTING
-
-    def kill(self) -> None:
-        if self.ended is not None and self.code is None:
-            self._has_ended.wait(max(0.0, self._deadline - time.monotonic()))
-
-    def lines(self) -> list[str]:
-        return self._lines
-
-    def end(self) -> str:
-        where = f" on {self.member.host}"
-        if self._lost:
-            return f"is lost: nothing is heard of its supervisor{where}"
-        return how_ended(self.code) + where
-
-    def note_end(self, code: int, lines: Sequence[str], lost: bool = False) -> None:
-        """Notes how it ended."""
-        if self.code is not None:
-            return
-        self.code, self._lines, self._lost = code, [*lines], lost
-        self._has_ended.set()
-        if self.ended is not None:
-            self.ended(self)
-
-
-@dataclass(eq=False)
-class _Member:
-    """The supervisor of another host, as it has said.
-
-    Attributes:
-        names: names or addresses of its host.
-        port: where it listens, to lead if the first supervisor is lost.
-        copies: what it says of its copies in memory.
-        devices: how many each of its processes has; None: it does not know.
-        rehearses: whether it compiles programs ahead.
-        ready: whether a process there would begin at once: its template has imported everything.
-        leaving: the signal by which its host is to end; 0: none.
-        running: its processes in the start at hand, by their numbers.
-    """
-
-    line: Line
-    numbers: range
-    host: str
-    own_id: str
-    spare: bool
-    names: list[str]
-    port: int
-    copies: list[dict[str, Any]]
-    devices: Devices | None
-    rehearses: bool
-    ready: bool = False
-    leaving: int = 0
-    running: dict[int, RemoteProcess] = field(default_factory=dict)
 
 
 class Hosts:
@@ -138,13 +70,19 @@ class Hosts:
         starts: how many starts the job has had under another first supervisor.
         awaited: hosts that live, and will come from that one.
         left: whether that one has left the job; else it is lost.
+        away: seconds since it was lost; infinite: nobody waits for it.
 
     Raises:
         ValueError: it cannot listen at its port, or cannot write to the workdir.
     """
 
     def __init__(
-        self, host: Host, starts: int = 0, awaited: Sequence[Listed] = (), left: bool = False
+        self,
+        host: Host,
+        starts: int = 0,
+        awaited: Sequence[Listed] = (),
+        left: bool = False,
+        away: float = math.inf,
     ) -> None:
         self._host, self._terms, self._workdir = host, host.terms, host.workdir
         self._report, terms = host.report, host.terms
@@ -154,9 +92,13 @@ class Hosts:
         # What became of the one before.
         self._before = "the first supervisor " + ("left the job" if left else "was lost")
         self._has_begun = starts > 0
-        if starts:  # it has waited for the one before
-            self._lost_at -= host.shrink_after
+        if starts:
+            self._lost_at -= min(away, host.shrink_after)
         self._last_places: list[tuple[str, int]] = []  # the places of the last start
+        self._blamed: list[str] = []  # which others failed first, one after another, in vain
+        self._avoided: set[str] = set()  # hosts that failed again and again
+        self._untold = False  # whether all are told a moment later which hosts there are
+        self._told_at = 0.0
         self._counts = [terms.total] if terms.elastic is None else terms.elastic.counts()
         self._starts = starts
         self._superseded = False
@@ -164,7 +106,7 @@ class Hosts:
         self._ends = False  # a signal to another host has ended the job
         self._meeting = ""
         self._job: Job | None = None
-        self._members: list[_Member] = []
+        self._members: list[RemoteHost] = []
         self._changed = threading.Condition()
         self._reported: set[str] = set()
         self._rehearsals = Rehearsals()
@@ -214,9 +156,9 @@ class Hosts:
     def _count(self) -> int:
         """Returns how many processes start now; 0: it waits for more places.
 
-        The first start waits for the hosts with numbers, even where spare ones are there. That
-        under another first supervisor waits for all that live: without their copies the state may
-        be lacking.
+        The first start waits for the hosts with numbers, and then takes spare ones. Later ones take
+        those at once, unless the lost host has copies that no other has. That under another first
+        supervisor waits for all that live, for their copies.
         """
         if self._awaited and time.monotonic() < self._awaited_until:
             return 0
@@ -229,9 +171,24 @@ class Hosts:
             self._awaited = {}
         there = len(self._places())
         after = time.monotonic() - self._lost_at >= self._host.shrink_after
-        if there >= self._terms.total and (after or self._starts > 1 or not self._missing()):
+        if there >= self._terms.total and (
+            after or not (self._lacks() if self._starts > 1 else self._missing())
+        ):
             return self._terms.total
         return self._most() if after and self._terms.elastic else 0
+
+    def _lacks(self) -> bool:
+        """Whether a lost host has copies of later steps than those that are there have together."""
+        return of_no_use(self._together(), self._step_without()) is not None
+
+    def _step_without(self, own_id: str | None = None) -> int:
+        """Returns the newest step that can be gone on from, also without another host."""
+        reached = newest(self._workdir, self._together(own_id))
+        return reached[0] if reached else 0
+
+    def _together(self, without: str | None = None) -> list[Together]:
+        others = [one.copies for one in self._members if one.own_id != without and not one.leaving]
+        return together([said(self._host.copies), *others], Starts.read(self._workdir / FOLDER))
 
     @property
     def _awaited_hosts(self) -> str:
@@ -242,29 +199,50 @@ class Hosts:
         there = len(self._places())
         return next((count for count in self._counts if count <= there), 0)
 
-    def _places(self) -> list[tuple[_Member | None, int]]:
+    def _places(self) -> list[tuple[RemoteHost | None, int]]:
         """Returns the places of all hosts in their order; None: this host.
 
-        Those of the last start come first, since copies in memory are of these.
+        Those of the last start come first, since copies in memory are of these. A host that fails
+        again and again comes last, so that a spare one takes its place.
         """
         before = {own_id: at for at, (own_id, _) in enumerate(self._last_places)}
         members = [member for member in self._members if not member.leaving]
 
-        def order(member: _Member) -> tuple[int, bool, int]:
+        def order(member: RemoteHost) -> tuple[int, bool, int]:
             return before.get(member.own_id, len(before)), member.spare, member.numbers[0]
 
         here = () if self._leaves else self._host.numbers
-        places: list[tuple[_Member | None, int]] = [(None, n) for n in here]
+        places: list[tuple[RemoteHost | None, int]] = [(None, n) for n in here]
         for member in sorted(members, key=order):
             places += [(member, n) for n in member.numbers]
-        return places
+        return sorted(places, key=lambda place: _named(place)[0] in self._avoided)
+
+    def note_failure(self, process: Child | RemoteProcess, progress: bool) -> None:
+        if isinstance(process, Child):  # the host that leads has process 0, in every start
+            self._blamed = []
+            return
+        own_id = process.member.own_id
+        self._blamed = [*([] if progress else self._blamed), own_id]
+        last = self._blamed[-_IN_A_ROW:]
+        if len(last) < _IN_A_ROW or {*last} != {own_id} or own_id in self._avoided:
+            return
+        with self._changed:
+            rest = [place for place in self._places() if _named(place)[0] not in self._avoided]
+            alone = self._lacks() or self._step_without(own_id) != self._step_without()
+        if len(rest) > len(self._last_places) and (len(self._blamed) >= _AT_ANY_COST or not alone):
+            self._avoided.add(own_id)
+            self._report(
+                f"{_IN_A_ROW} starts in a row failed on {process.member.host} first, without a "
+                "step between them: the next one takes spare hosts before it. See whether its "
+                "devices work (`meshdsl doctor`)"
+            )
 
     def _kept(
-        self, places: Sequence[tuple[_Member | None, int]]
-    ) -> list[tuple[_Member | None, int]]:
+        self, places: Sequence[tuple[RemoteHost | None, int]]
+    ) -> list[tuple[RemoteHost | None, int]]:
         """Returns places in an order in which those of the last start keep their numbers."""
         before = {place: number for number, place in enumerate(self._last_places)}
-        kept: dict[int, tuple[_Member | None, int]] = {}
+        kept: dict[int, tuple[RemoteHost | None, int]] = {}
         others = []
         for place in places:
             number = before.get(_named(place), len(places))
@@ -275,7 +253,7 @@ class Hosts:
         rest = iter(others)
         return [kept[n] if n in kept else next(rest) for n in range(len(places))]
 
-    def _take(self, places: Sequence[tuple[_Member | None, int]]) -> list[Child | RemoteProcess]:
+    def _take(self, places: Sequence[tuple[RemoteHost | None, int]]) -> list[Child | RemoteProcess]:
         """Returns processes in some places, numbered anew."""
         self._rehearsals.end()
         self._compiled.add(len(places))
@@ -284,7 +262,7 @@ class Hosts:
         self._tell_hosts()
         self._devices |= {member.devices for member, _ in places if member is not None}
         processes: list[Child | RemoteProcess] = []
-        hosts: set[_Member | None] = set()
+        hosts: set[RemoteHost | None] = set()
         for number, (member, _) in enumerate(places):
             shown = member not in hosts
             hosts.add(member)
@@ -402,12 +380,12 @@ class Hosts:
             return "it has not begun, and is not begun without the first host"
         return needed or None
 
-    def _left_without(self, member: _Member | None) -> int:
+    def _left_without(self, member: RemoteHost | None) -> int:
         """Returns how many places are left without a host; None: this one."""
         awaited = sum(one.places for one in self._awaited.values())
         return sum(host is not member for host, _ in self._places()) + awaited
 
-    def _needed(self, member: _Member | None) -> str:
+    def _needed(self, member: RemoteHost | None) -> str:
         """Returns why the job cannot go on without a host; empty: it can."""
         left, least = self._left_without(member), min(self._counts)
         if left >= least:
@@ -444,8 +422,25 @@ class Hosts:
                 member.line.send(over=code)
             member.line.close()
 
+    def _tell_change(self) -> None:
+        """Tells all which hosts there are: at once, or a moment later where many come or go."""
+        wait = self._told_at + _APART - time.monotonic()
+        if wait <= 0:
+            self._tell_hosts()
+        elif not self._untold:
+            self._untold = True
+            later = threading.Timer(wait, self._tell_later)
+            later.daemon = True
+            later.start()
+
+    def _tell_later(self) -> None:
+        with self._changed:
+            if self._untold:
+                self._tell_hosts()
+
     def _tell_hosts(self) -> None:
         """Tells all which hosts there are, in the order in which they lead if this one is lost."""
+        self._untold, self._told_at = False, time.monotonic()
         members = [member for member in self._members if not member.leaving]
         hosts = [
             asdict(Listed(one.own_id, tuple(one.names), one.port, len(one.numbers), one.host))
@@ -467,11 +462,12 @@ class Hosts:
 
     def _hear(self, line: Line, peer: str) -> None:
         """Listens to one connection until it ends."""
+        line.send(**LEADS)
         messages = line.messages()
         hello = next(messages, {})
         try:
             refusal = other_code(hello, self._terms)
-            member = _Member(
+            member = RemoteHost(
                 line,
                 range(hello["first"], hello["first"] + hello["processes"]),
                 str(hello["host"]),
@@ -495,7 +491,7 @@ class Hosts:
             return
         line.send(welcome=True)
         with self._changed:
-            self._tell_hosts()
+            self._tell_change()
         for message in messages:
             if "ended" in message:
                 member.copies = message["copies"]
@@ -511,14 +507,19 @@ class Hosts:
         with self._changed:
             if member in self._members:
                 self._members.remove(member)
-                self._lost_at = time.monotonic()
-                self._tell_hosts()
+                self._lost(member)
             self._changed.notify_all()
             lost = [one for one in member.running.values() if one.ended is not None]
         for process in lost:  # of others, `begin` finds that the host is gone
             process.note_end(FAILED, [], lost=True)
 
-    def _signalled(self, member: _Member, number: int) -> None:
+    def _lost(self, member: RemoteHost) -> None:
+        """Notes that a host has gone."""
+        self._tell_change()
+        if not member.spare or any(own_id == member.own_id for own_id, _ in self._last_places):
+            self._lost_at = time.monotonic()
+
+    def _signalled(self, member: RemoteHost, number: int) -> None:
         """Lets a host go that has got a signal, or passes the signal on to all."""
         if self._job is None:
             return
@@ -542,7 +543,7 @@ class Hosts:
             self._reported.add(text)
             self._report(text)
 
-    def _unfit(self, new: _Member) -> str:
+    def _unfit(self, new: RemoteHost) -> str:
         """Returns why a host cannot take the place of another one.
 
         The processes of the first start compare their devices themselves, and know them better.
@@ -561,7 +562,7 @@ class Hosts:
             self._report_once(f"as far as /dev shows, {differs}")
         return ""
 
-    def _not_now(self, hello: Mapping[str, Any], new: _Member) -> str:
+    def _not_now(self, hello: Mapping[str, Any], new: RemoteHost) -> str:
         """Adds a supervisor that has come, or returns what is in its way."""
         if hello["token"] != self._token:  # a shared disk may show the file of before for a while
             return (
@@ -590,7 +591,7 @@ class Hosts:
         return ""
 
 
-def _named(place: tuple[_Member | None, int]) -> tuple[str, int]:
+def _named(place: tuple[RemoteHost | None, int]) -> tuple[str, int]:
     """Returns a place as what stays the same when its supervisor comes again."""
     member, number = place
     return ("" if member is None else member.own_id), number

@@ -49,10 +49,11 @@ class JobTime:
     def stepped(self, step: int) -> None:
         """Says that the first step of this start is finished, `step` being the last one of it."""
         now = self.clock()
-        facts = {"start_seconds": round(now - self.started, 3)}
+        facts = {"start_seconds": round(max(now - self.started, 0.0), 3)}
         if self.failed is not None:
-            facts["recovery_seconds"] = round(now - self.failed, 3)
-            self.recovered += now - self.failed
+            recovery = max(now - self.failed, 0.0)  # clocks jump
+            facts["recovery_seconds"] = round(recovery, 3)
+            self.recovered += recovery
             self.failed = None
         self.events.write("stepped", start=self.start, step=step, **facts)
 

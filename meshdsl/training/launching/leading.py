@@ -1,8 +1,9 @@
 """Which supervisor of a job on several hosts leads it, and how the others find that one.
 
 The first one writes into the workdir where it listens. Each of the others listens too, and says
-that it stands by. When the one that leads is lost, the first of them in the order of all hosts
-leads: it writes that into the workdir. One that was only cut off finds that and gives way.
+that it stands by; the one that leads says that. When it is lost, the first of the others in the
+order of all hosts leads: it writes that into the workdir. One that was only cut off finds that and
+gives way.
 
 Guarantees:
     Where two lead at once, the one that wrote last does, and the other gives way within a second
@@ -13,21 +14,31 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import socket
 import threading
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from meshdsl.training.processes.joining import names_here
-from meshdsl.training.processes.meeting import accepted, listening
+from meshdsl.training.processes.meeting import accepted, address_of, listening
 
 TOKEN = "launch.id"  # the file by which supervisors see that they share the workdir, and who leads
 _STANDS_BY = b'{"stands_by": true}\n'
+LEADS = {"leads": True}  # the first message of the one that leads
 _CONNECT = 2.0  # seconds in which a host takes a connection
-_SPEAK = 0.5  # seconds in which one that stands by says so
+_SPEAK = 5.0  # seconds in which it says whether it leads or stands by
+_HEARD = 0.5  # seconds in which one that has asked closes the connection
+_PREFERRED = 0.5  # seconds for which places before one that leads are waited for
+_AT_ONCE = 128  # places that are asked at the same time
+
+# A connection to one that leads; None: one stands by; an error: no supervisor has answered.
+_Answer: TypeAlias = socket.socket | Exception | None
 
 
 class Superseded(Exception):
@@ -148,10 +159,10 @@ class Standby:
     def _answer(self) -> None:
         for connection, _ in accepted(self._listener):
             with suppress(OSError), connection:
-                connection.settimeout(_SPEAK)
+                connection.settimeout(_HEARD)
                 connection.sendall(_STANDS_BY)
                 connection.shutdown(socket.SHUT_WR)
-                connection.recv(1)  # so that what the other sends does not reset it
+                connection.recv(1)  # until the other one has closed it
 
     def __enter__(self) -> Self:
         return self
@@ -162,26 +173,119 @@ class Standby:
         self._listener.close()
 
 
-def asked(address: tuple[str, int]) -> socket.socket | bool:
-    """Returns a connection to what may lead, or whether a supervisor stands by there.
+def asked(address: tuple[str, int]) -> socket.socket | None:
+    """Returns a connection to what leads; None: a supervisor stands by there.
 
     Raises:
-        OSError: nobody takes the connection.
+        TimeoutError: something takes the connection, and says nothing.
+        OSError: nobody takes it, or it is closed again.
     """
-    connection = socket.create_connection(address, _CONNECT)
+    try:
+        connection = socket.create_connection(address, _CONNECT)
+    except TimeoutError as error:
+        raise OSError(f"it does not answer within {_CONNECT:g} s") from error
     try:
         connection.settimeout(_SPEAK)
-        try:
-            said = connection.recv(len(_STANDS_BY), socket.MSG_PEEK)
-        except TimeoutError:  # one that leads is silent until it is spoken to
-            return connection
-        if said and not _STANDS_BY.startswith(said):
+        said = connection.recv(len(_STANDS_BY), socket.MSG_PEEK)
+        if not said:
+            raise ConnectionError("it takes connections and closes them")
+        if not _STANDS_BY.startswith(said):
             return connection
         connection.close()
-        return bool(said)
+        return None
     except BaseException:
         connection.close()
         raise
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was heard where supervisors may be: `Found.at(places)`.
+
+    Attributes:
+        leads: where one leads; empty: nowhere.
+        connection: to that one.
+        stand_by: where others stand by, as far as they were asked.
+        silent: where something takes connections, and says nothing.
+        reason: what was in the way at the last place that was no supervisor's.
+    """
+
+    leads: str
+    connection: socket.socket | None
+    stand_by: list[str]
+    silent: list[str]
+    reason: str
+
+    @classmethod
+    def at(cls, places: Sequence[str]) -> Self:
+        """Asks at `_AT_ONCE` different places at a time, until one that leads has answered.
+
+        So a rack that is lost takes as long as one host of it does. Of several that lead, the first
+        in the list counts if it answers at about the same time: others may be of other jobs.
+        """
+        rest, over = deque(places), threading.Event()
+        answers: queue.SimpleQueue[tuple[str, _Answer]] = queue.SimpleQueue()
+
+        def ask() -> None:
+            while not over.is_set():
+                try:
+                    place = rest.popleft()
+                except IndexError:
+                    return
+                answer: _Answer
+                try:
+                    answer = asked(address_of(place))
+                except Exception as error:  # whatever it is: the answer is waited for
+                    answer = error
+                if over.is_set() and isinstance(answer, socket.socket):
+                    answer.close()
+                answers.put((place, answer))
+
+        for _ in range(min(len(rest), _AT_ONCE)):
+            threading.Thread(target=ask, daemon=True).start()
+        heard: dict[str, _Answer] = {}
+        until: float | None = None
+        while len(heard) < len(places):
+            open_places = (place for place in places if _may_lead(heard, place))
+            if next(open_places) in heard:  # it leads, and none before it does
+                break
+            left = None if until is None else max(until - time.monotonic(), 0.0)
+            try:
+                place, answer = answers.get(timeout=left)
+            except queue.Empty:
+                break
+            heard[place] = answer
+            if until is None and isinstance(answer, socket.socket):
+                until = time.monotonic() + _PREFERRED
+        over.set()
+        with suppress(queue.Empty):
+            while True:
+                place, heard[place] = answers.get_nowait()
+        return cls._of({place: heard[place] for place in places if place in heard})
+
+    @classmethod
+    def _of(cls, heard: Mapping[str, _Answer]) -> Self:
+        leads, connection = "", None
+        stand_by, silent, reason = [], [], "it is not there"
+        for place, answer in heard.items():
+            if isinstance(answer, socket.socket):
+                if connection is None:
+                    leads, connection = place, answer
+                else:
+                    answer.close()
+            elif answer is None:
+                stand_by.append(place)
+            elif isinstance(answer, TimeoutError):
+                silent.append(place)
+                reason = "it takes connections, and says nothing"
+            else:
+                reason = getattr(answer, "strerror", None) or str(answer)
+        return cls(leads, connection, stand_by, silent, reason)
+
+
+def _may_lead(heard: Mapping[str, _Answer], place: str) -> bool:
+    """Whether a place has not answered yet, or leads."""
+    return place not in heard or isinstance(heard[place], socket.socket)
 
 
 def own_name(names: Sequence[str], others: Sequence[Listed]) -> str:

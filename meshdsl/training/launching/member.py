@@ -7,6 +7,7 @@ lost for good and enough hosts are left, the first of them in the list that all 
 Guarantees:
     It starts only the command that it was given, with flags that say which process it is.
     No process goes on without a connection to the first supervisor.
+    A host on which SIGKILL does not end a process of a start takes no further part.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from meshdsl.training.checkpointing.newest import delete_copies
 from meshdsl.training.exit_codes import DONE, FAILED, NOTICE, UNFINISHED
 from meshdsl.training.launching.children import Child
 from meshdsl.training.launching.leading import (
+    LEADS,
+    Found,
     Listed,
     Standby,
     Succession,
-    asked,
     ended,
     leader,
     own_name,
@@ -40,7 +42,6 @@ from meshdsl.training.launching.signals import handled
 from meshdsl.training.launching.terms import Host
 from meshdsl.training.launching.warm import PATIENCE
 from meshdsl.training.processes.joining import names_here
-from meshdsl.training.processes.meeting import address_of
 
 _POLL = 0.1  # seconds between two looks at the template
 _RETRY = 0.5  # seconds between two attempts to reach the first supervisor
@@ -79,6 +80,7 @@ class Member:
     _said: str = ""  # what the workdir said of who leads when it was read last
     _rehearsals: Rehearsals = field(default_factory=Rehearsals)
     _first: str = ""  # where the one that it is or was connected to is
+    _stood_by: dict[str, float] = field(default_factory=dict)  # where others did, and when last
     # Until when places are passed over where something takes connections, and does not answer.
     _silent: dict[str, float] = field(default_factory=dict)
 
@@ -111,14 +113,14 @@ class Member:
                 try:
                     welcome, code = self._serve(self._line, since + patience)
                 finally:
+                    heard = time.time() - (time.monotonic() - self._line.heard)
                     self._line.close()
                     self._rehearsals.end()
-                    for child in [*self.children.values()]:
-                        child.kill()
-                if code is not None:
-                    return code
+                    all_ended = self._end_processes()
+                if code is not None or not all_ended:
+                    return FAILED if code is None else code
                 if welcome:
-                    patience, since, lost = self.host.patience[1], time.monotonic(), time.time()
+                    patience, since, lost = self.host.patience[1], time.monotonic(), heard
                     self.host.report(
                         f"the first supervisor, at {self._first}, leaves the job: another one leads"
                         if self._left
@@ -129,6 +131,16 @@ class Member:
                 elif not self._answered:  # it stands still, or is something else
                     self._silent[self._first] = time.monotonic() + _PASSED_OVER
                 time.sleep(_RETRY)
+
+    def _end_processes(self) -> bool:
+        """Ends the processes of this host; returns whether all have ended, and reports one else."""
+        children = [*self.children.values()]
+        for child in children:
+            child.stop()
+        stays = [child.stays for child in children if not child.kill()]
+        for text in stays:
+            self._report_once(text)
+        return not stays
 
     def _over(self, code: int) -> int:
         """Returns the exit code of the job, which is over."""
@@ -157,23 +169,20 @@ class Member:
             if self._left and self._hosts and self._hosts[0].own_id == self._id:
                 self._alive = self._hosts  # all were connected to it
                 return self._own_address()
-            reason, standing_by = "it is not there", set()
-            for first in self._candidates():
-                try:
-                    answer = asked(address_of(first))
-                except (OSError, ValueError) as error:
-                    reason = getattr(error, "strerror", None) or str(error)
-                    continue
-                if isinstance(answer, socket.socket):
-                    self._first = first
-                    return answer
-                standing_by |= {first} if answer else set()
-            own = self._leads_now(standing_by, now - since)
+            found = Found.at([*self._candidates()])
+            if found.connection is not None:
+                self._first = found.leads
+                return found.connection
+            asked = time.monotonic()
+            self._stood_by |= dict.fromkeys(found.stand_by, asked)
+            self._silent |= dict.fromkeys(found.silent, asked + _PASSED_OVER)
+            # A round may take seconds: what stood by is judged by when it began.
+            own = self._leads_now(now, asked - since, patience)
             if own is not None and self._signal is None:  # it may have come while others were asked
                 return own
             if now >= report_at:
                 self.host.report(
-                    f"waiting for the first supervisor at {self._where_it_leads}: {reason}"
+                    f"waiting for the first supervisor at {self._where_it_leads}: {found.reason}"
                 )
                 report_at = now + _REPORT_EVERY
             time.sleep(_RETRY)
@@ -191,22 +200,24 @@ class Member:
             self._silent.clear()
         hosts = (one for one in self._hosts if one.own_id != self._id)
         known = [written(*address) for one in hosts for address in one.addresses()]
-        places = [self.host.terms.coordinator, other or self.host.terms.coordinator, *known]
+        # What once was the coordinator may lead another job by now.
+        first = [other or self.host.terms.coordinator, self.host.terms.coordinator]
+        places = [*(first if self.joined else reversed(first)), *known]
         now = time.monotonic()
         passed = {place for place, until in self._silent.items() if now < until}
         passed |= {self.host.terms.coordinator} if self.leads else set()
         yield from dict.fromkeys(place for place in places if place not in passed)
 
-    def _leads_now(self, standing_by: set[str], seconds: float) -> str | None:
+    def _leads_now(self, now: float, seconds: float, patience: float) -> str | None:
         """Returns where this supervisor listens, if it is to lead.
 
         Args:
-            standing_by: where others stand by.
             seconds: how long the first one has been away.
+            patience: how long it is waited for.
         """
         if self.leads:  # one that leads may be out of reach for a moment, as after a start
             is_led = self._where_it_leads != self.host.terms.coordinator
-            return None if is_led and seconds < _ASKED_FOR else ""
+            return None if is_led and seconds < min(_ASKED_FOR, patience / 2) else ""
         if not any(one.own_id == self._id for one in self._hosts):
             return None
         counts = [self.host.terms.total]
@@ -214,6 +225,8 @@ class Member:
             self._left or seconds >= self.host.shrink_after
         ):
             counts = self.host.terms.elastic.counts()
+        # One that stood by a moment ago may be about to lead: it does not listen for an instant.
+        standing_by = {place for place, at in self._stood_by.items() if now < at + _AWAY}
         self._alive = alive = [
             one
             for one in self._hosts
@@ -261,6 +274,8 @@ class Member:
         threading.Thread(target=self._say_ready, args=(line,), daemon=True).start()
         line.wait(_ANSWER)
         for message in line.messages():
+            if message == LEADS:  # which is no answer yet: that one may hang
+                continue
             self.leads, self._answered = False, True  # one does
             if "refused" in message:
                 refusal = f"the first supervisor refuses this one: {message['refused']}"
@@ -281,7 +296,8 @@ class Member:
             elif "leaves" in message:
                 self._left = True
             elif "start" in message:
-                self._start(line, message)
+                if not self._start(line, message):
+                    return welcome, FAILED
             elif "rehearse" in message:
                 self._rehearse(line, message)
             elif message.get("of") == self._start_number:
@@ -298,12 +314,12 @@ class Member:
             time.sleep(_POLL)
         line.send(ready=True)
 
-    def _start(self, line: Line, message: Mapping[str, Any]) -> None:
-        """Starts a process; those of an earlier start end before."""
+    def _start(self, line: Line, message: Mapping[str, Any]) -> bool:
+        """Starts a process; those of an earlier start end before. Returns whether they have."""
         if message["of"] != self._start_number:
             self._rehearsals.end()
-            for child in [*self.children.values()]:
-                child.kill()
+            if not self._end_processes():
+                return False
             self.children, self._start_number = {}, message["of"]
         number, of = message["start"], message["of"]
         self._starts = of
@@ -326,6 +342,7 @@ class Member:
         except OSError as error:
             lines = [f"it cannot be started on this host: {error.strerror}"]
             tell(FAILED, lines)
+        return True
 
     def _rehearse(self, line: Line, message: Mapping[str, Any]) -> None:
         """Starts a process that compiles programs ahead."""

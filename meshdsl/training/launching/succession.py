@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass, replace
 
 from meshdsl.training.checkpointing.copies.starts import Starts
 from meshdsl.training.checkpointing.copies.together import said, together
 from meshdsl.training.checkpointing.newest import FOLDER
 from meshdsl.training.exit_codes import FAILED
-from meshdsl.training.launching.events import NAME, Events, newest
+from meshdsl.training.launching.events import (
+    NAME,
+    Events,
+    first_step,
+    newest,
+    readable_events,
+    repeated_seconds,
+)
 from meshdsl.training.launching.hosts import Hosts
 from meshdsl.training.launching.leading import Succession, Superseded
 from meshdsl.training.launching.member import Member
@@ -38,9 +47,12 @@ class HostSupervisor:
             end = Member(self.host, leads, joined).run()
             if isinstance(end, int):
                 return end
+            supervisor = self._leader(end)
             try:
-                return self._leader(end).run()
+                return supervisor.run()
             except Superseded:
+                if supervisor.stays:
+                    return FAILED
                 self.host.report(
                     "another supervisor leads the job now: the processes of this host are "
                     "stopped, and start as it says"
@@ -57,20 +69,43 @@ class HostSupervisor:
                 f"the first supervisor {gone}: the one of this host, at {terms.coordinator}, "
                 "leads the job from now on"
             )
-        crew = Hosts(host, succession.starts, succession.others, succession.left)
+        is_away = succession.starts and not succession.left
+        away = max(time.time() - succession.lost, 0.0) if is_away else math.inf
+        crew = Hosts(host, succession.starts, succession.others, succession.left, away)
         launch = Launch(crew, host.workdir, *self.restarts, host.report, host.copies)
-        if succession.starts and not succession.left:
-            starts = Starts.read(host.workdir / FOLDER)
-            reached = newest(host.workdir, together([said(host.copies)], starts))
-            Events(host.workdir / NAME).write(
-                "failed",
-                time=round(succession.lost, 3),
-                start=succession.starts,
-                process=0,
-                code=FAILED,
-                cause="is lost: its host had the first supervisor, of which nothing is heard",
-                step=None if reached is None else reached[0],
-                ran_seconds=0.0,
-                repeated_seconds=0.0,
-            )
+        if is_away:
+            _note_loss(host, succession)
         return Supervisor(launch, start=succession.starts)
+
+
+def _note_loss(host: Host, succession: Succession) -> None:
+    """Writes into the record that the supervisor is lost which wrote it."""
+    events = Events(host.workdir / NAME)
+    began = step = None
+    for event in readable_events(events.file):
+        if event.get("event") == "started":
+            is_it = event.get("start") == succession.starts  # or of an earlier command
+            began, step = (event.get("time"), event.get("step")) if is_it else (None, None)
+        elif event.get("event") in ("failed", "renewed", "ended"):
+            began = None
+    if not isinstance(began, int | float):  # it was lost between two starts, and has counted that
+        return
+    copies = said(host.copies)
+    reached = newest(host.workdir, together([copies], Starts.read(host.workdir / FOLDER)))
+    # Others may hold what this host lacks of its newest copy.
+    versions = [*([] if reached is None else [reached]), *((c["step"], c["time"]) for c in copies)]
+    last = max((one for one in versions if one[0] > (step or 0)), default=None)
+    ran = succession.lost - began
+    stepped = first_step(events.file, succession.starts)
+    repeated = repeated_seconds(succession.lost, ran, stepped, last)
+    events.write(
+        "failed",
+        time=round(succession.lost, 3),
+        start=succession.starts,
+        process=0,
+        code=FAILED,
+        cause="is lost: its host had the first supervisor, of which nothing is heard",
+        step=None if reached is None else reached[0],
+        ran_seconds=round(max(ran, 0.0), 3),
+        repeated_seconds=round(repeated, 3),
+    )

@@ -9,7 +9,8 @@ Guarantees:
     What would end alike is not started again: see `FINAL` of `exit_codes`.
     SIGTERM, SIGINT and a notice, SIGUSR1, reach every process, so that the run saves its state and
     ends. Where other hosts can go on, only this one leaves the job, and another one leads it.
-    No process outlives its supervisor.
+    No process outlives its supervisor, but for one that SIGKILL does not end, which is reported:
+    its host takes no further part.
 """
 
 from __future__ import annotations
@@ -38,7 +39,14 @@ from meshdsl.training.exit_codes import (
     UNFINISHED,
 )
 from meshdsl.training.launching.crew import Crew, Missing, Process
-from meshdsl.training.launching.events import NAME, Events, Losses, first_step, newest
+from meshdsl.training.launching.events import (
+    NAME,
+    Events,
+    Losses,
+    first_step,
+    newest,
+    repeated_seconds,
+)
 from meshdsl.training.launching.job_time import START
 from meshdsl.training.launching.signals import handled
 from meshdsl.training.processes.meeting import listed
@@ -76,11 +84,16 @@ class Launch:
 
 @dataclass
 class Supervisor:
-    """Runs a job to its end: `Supervisor(launch).run()` returns the exit code."""
+    """Runs a job to its end: `Supervisor(launch).run()` returns the exit code.
+
+    Attributes:
+        stays: whether SIGKILL has not ended a process of this host.
+    """
 
     launch: Launch
     processes: Sequence[Process] = ()
     start: int = 0
+    stays: bool = False
     _signal: int | None = None  # the signal that ends the job
     _leaving: int | None = None  # the signal that ends this host's part of it
     _needed: str = ""  # why the job ends with this host
@@ -91,6 +104,7 @@ class Supervisor:
     _wakes: threading.Event = field(default_factory=threading.Event)
     _restarts: deque[float] = field(default_factory=deque)
     _in_vain: int = 0  # failures in a row without a checkpoint between them
+    _seen: float = 0.0  # when the end of a start was seen, in seconds since 1970
     _losses: Losses = field(default_factory=Losses)
 
     def run(self) -> int:
@@ -131,12 +145,14 @@ class Supervisor:
                 return self._leave()
             reached = newest(self.launch.workdir, self._copies())
             first = self._started(processes, events, reached, down_since)
-            since = time.time()
-            down_since = time.monotonic()
+            since = first.over
+            down_since = time.monotonic() - max(time.time() - since, 0.0)
             assert first.code is not None
             if self._renewing and first.code in _SAVED and self._signal is None:
                 events.write("renewed", start=self.start)
                 down_since = None
+                if self.stays:
+                    return self._step_aside()
                 if self._leaving is not None:
                     return self._leave()
                 continue
@@ -146,6 +162,8 @@ class Supervisor:
                 self._conclude(first, time.monotonic() - began)
                 return self._exit_code(first.code)
             again = self._failed(first, since, events, reached)
+            if self.stays:
+                return self._step_aside()
             if not again or self._signal is not None:
                 return self._exit_code(first.code)
             if self._leaving is not None:
@@ -180,6 +198,13 @@ class Supervisor:
             "of them leads the job"
         )
         return UNFINISHED if self._leaving == NOTICE else 128 + self._leaving
+
+    def _step_aside(self) -> int:
+        """Lets the others go on without this host, on which SIGKILL did not end a process."""
+        needed = None if self._leaving is not None else self.launch.crew.leave()
+        self._left = needed is None
+        self._needed = f"the job ends with this host: {needed}" if needed else ""
+        return FAILED
 
     def pass_on(self, number: int) -> None:
         """Passes a signal on to every process, so that the job ends.
@@ -225,7 +250,9 @@ class Supervisor:
             if came is not None:  # while they were started
                 for process in processes:
                     process.send(came)
-            return self._first_to_decide(exits)
+            first = self._first_to_decide(exits)
+            self._seen = time.time()
+            return first
         except OSError as error:
             raise ValueError(
                 f"process {process.number} cannot be started on this host: {error.strerror}"
@@ -233,8 +260,9 @@ class Supervisor:
         finally:
             for process in processes:
                 process.stop()
-            for process in processes:
-                process.kill()
+            for process in [one for one in processes if not one.kill()]:
+                self.stays = True
+                self.launch.report(process.stays)
 
     def _first_to_decide(self, exits: queue.SimpleQueue[Process]) -> Process:
         """Returns the first process that failed; else the first one that ended not as done."""
@@ -290,20 +318,21 @@ class Supervisor:
         launch, now = self.launch, time.monotonic()
         copies = self._copies()
         reached = newest(launch.workdir, copies)
-        ran = now - first.began
+        ran = now - first.began - max(time.time() - since, 0.0)
         stepped = first_step(events.file, self.start)
         self._recovered(stepped)
-        stepping = ran if stepped is None else min(max(since - stepped[0], 0.0), ran)
-        fresh = reached is not None and reached != before
-        repeated = min(max(since - reached[1], 0.0), ran) if fresh and reached else stepping
+        fresh = reached is not None and (before is None or reached[0] != before[0])
+        repeated = repeated_seconds(since, ran, stepped, reached if fresh else None)
         self._losses = _sum(self._losses, Losses(1, repeated, 0.0))
         events.write(
             "failed",
+            time=round(since, 3),
             start=self.start,
             process=first.number,
             code=first.code,
             cause=first.end(),
             step=_step(reached),
+            seen_seconds=round(max(self._seen - since, 0.0), 3),
             ran_seconds=round(ran, 3),
             repeated_seconds=round(repeated, 3),
         )
@@ -313,6 +342,9 @@ class Supervisor:
         launch.report(f"process {first.number} {first.end()} after {ran:.0f} s{stopped}{why}")
         self._show_lines(first)
         self._in_vain = 0 if fresh else self._in_vain + 1
+        if self.stays:
+            return False
+        launch.crew.note_failure(first, fresh)
         while self._restarts and now - self._restarts[0] > launch.window:
             self._restarts.popleft()
         if len(self._restarts) >= launch.max_restarts:

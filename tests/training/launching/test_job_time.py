@@ -1,12 +1,15 @@
 """The time of a job over all its starts: goodput, recoveries, and steps that were taken again."""
 
 import json
+import os
 import time
 
 import pytest
 
-from meshdsl.training.launching.events import NAME, first_step, losses
+from meshdsl.training.launching import succession, terms
+from meshdsl.training.launching.events import NAME, first_step, losses, repeated_seconds
 from meshdsl.training.launching.job_time import START, job_time
+from tests.training.launching.test_hosts import free_port
 from tests.training.test_resume import lines, run
 
 
@@ -93,3 +96,66 @@ def test_a_run_writes_when_its_first_step_is_finished_and_reports_its_goodput(
     assert 0 < final["goodput"] < final["steps_share"]
     assert final["recovering_share"] > final["repeating_share"] > 0
     assert "since the first of 2 starts: " in capfd.readouterr().out
+
+
+def test_a_clock_that_jumps_back_makes_no_time_negative(tmp_path):
+    record(tmp_path, started(100.0, 1), failed(150.0, 1, 6.0), started(151.0, 2))
+    job = job_time(tmp_path, {START: "2"})
+    job.clock = lambda: 90.0
+    job.stepped(1)
+    last = json.loads((tmp_path / NAME).read_text().splitlines()[-1])
+    assert (last["start_seconds"], last["recovery_seconds"], job.recovered) == (0.0, 0.0, 0.0)
+
+
+def test_steps_that_are_taken_again_are_those_since_the_step_gone_on_from():
+    assert repeated_seconds(100.0, 50.0, None, None) == 50.0
+    assert repeated_seconds(100.0, 50.0, (60.0, 0.0), None) == 40.0  # it had to start first
+    assert repeated_seconds(100.0, 50.0, (60.0, 0.0), (7, 98.0)) == 2.0
+    assert repeated_seconds(100.0, 50.0, (160.0, 0.0), (7, 198.0)) == 0.0  # its clock had jumped
+    assert repeated_seconds(1100.0, 50.0, (60.0, 0.0), None) == 50.0
+
+
+def lose_the_first(folder):
+    """Has another host lead from now on: the first one was lost at 140 s."""
+    agreed = terms.Terms(f"localhost:{free_port()}", 2, "one", 30.0)
+    rest = range(1), None, {}, folder, (60.0, 60.0), lambda text: None, 0.0, folder / "copies"
+    supervisor = succession.HostSupervisor(terms.Host(agreed, *rest), (5, 60.0))
+    made = supervisor._leader(succession.Succession(f"localhost:{free_port()}", 1, 140.0))
+    made.launch.crew.close(1)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_loss_of_the_first_host_counts_the_steps_that_are_taken_again(told, tmp_path):
+    """One that has written of the failure itself before it was lost has counted them."""
+    record(
+        tmp_path,
+        *(started(50.0, 1), failed(60.0, 1, 0.0)),  # of an earlier command
+        *(started(100.0, 1), stepped(110.0, 1, 1)),
+        *([failed(140.0, 1, 30.0)] if told else []),
+    )
+    lose_the_first(tmp_path)
+    found = losses(tmp_path)
+    assert (found.failures, found.repeated_seconds) == (2, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("after", "failures"),
+    [(["compiled_ahead"], 1), (["renewed"], 0), (["failed", "compiled_ahead"], 1)],
+)
+def test_a_loss_of_the_first_host_after_its_start_had_ended_counts_once(after, failures, tmp_path):
+    rest = [(130.0, kind, {"start": 1, "repeated_seconds": 30.0}) for kind in after]
+    record(tmp_path, started(100.0, 1), stepped(110.0, 1, 1), *rest)
+    lose_the_first(tmp_path)
+    assert losses(tmp_path).failures == failures
+
+
+def test_a_loss_of_the_first_host_counts_no_steps_that_its_copies_have(tmp_path):
+    """Others may hold the rest of a copy, so that one step is taken again."""
+    record(tmp_path, started(100.0, 1), stepped(110.0, 1, 1))
+    folder = tmp_path / "copies" / "process.1" / "9"
+    folder.mkdir(parents=True)
+    about = folder / "about.json"
+    about.write_text('{"start": [1, "a"], "needs": [[0], [1]]}')
+    os.utime(about, (138.0, 138.0))
+    lose_the_first(tmp_path)
+    assert losses(tmp_path).repeated_seconds == pytest.approx(2.0)

@@ -1,13 +1,19 @@
 """The crew of a first supervisor, whose other hosts are faked, with a clock that the test sets."""
 
+import json
 import re
 import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.training.launching import crew, hosts, leading, terms
+from meshdsl.training.launching import crew, hosts, leading, remote, terms
+from meshdsl.training.launching.children import Child
 from meshdsl.training.launching.elastic import Elastic
 from meshdsl.training.launching.events import NAME, events_of
 from meshdsl.training.launching.leading import Listed
@@ -40,14 +46,16 @@ def leader(tmp_path, monkeypatch):
         one.close(1)
 
 
-def came(crew, number, copies=()):
-    """Lets another host come to a first supervisor."""
+def came(crew, number, copies=(), spare=False):
+    """Lets another host come to a first supervisor; returns it."""
     line = SimpleNamespace(send=lambda **said: None, close=lambda: None, heard=0.0)
     name, one = f"host{number}", terms.Devices(1, True)
-    new = hosts._Member(
-        line, range(number, number + 1), name, name, False, [name], 1, copies, one, True
+    first = 0 if spare else number
+    new = remote.RemoteHost(
+        line, range(first, first + 1), name, name, spare, [name], 1, copies, one, True
     )
     assert crew._not_now({"token": crew._token}, new) == ""
+    return new
 
 
 @pytest.mark.parametrize("taken", [0, 1])
@@ -273,3 +281,190 @@ def test_hosts_that_have_not_come_back_count_where_another_one_is_taken_away(lea
     crew, said, _ = leader(starts=1, shrink_after=10.0, awaited=awaited(1))
     crew._counts = [3, 2]
     assert "have places for 1 of its 3 processes" in crew.leave()
+
+
+def test_all_places_are_asked_at_the_same_time(monkeypatch):
+    """The hosts of a rack that is lost do not answer, each for two seconds."""
+    together = threading.Barrier(20)
+
+    def asked(address):
+        together.wait(30)
+        raise OSError("no route")
+
+    monkeypatch.setattr(leading, "asked", asked)
+    found = leading.Found.at([f"host{n}:1" for n in range(20)])
+    assert (found.connection, found.stand_by, found.reason) == (None, [], "no route")
+
+
+@pytest.mark.parametrize(
+    ("answers", "found"), [("slowly", "stand_by"), ("never", "silent"), ("closes", "reason")]
+)
+def test_a_host_that_answers_slowly_stands_by(answers, found, monkeypatch):
+    """On a busy machine. One that stands still, or is no supervisor, does not."""
+    monkeypatch.setattr(leading, "_SPEAK", 60.0 if answers == "slowly" else 0.2)
+    with socket.create_server(("localhost", 0)) as listener:
+
+        def answer():
+            connection = listener.accept()[0]
+            with suppress(OSError), connection:
+                if answers == "slowly":
+                    time.sleep(1)
+                    connection.sendall(leading._STANDS_BY)
+                if answers != "closes":
+                    connection.recv(1)
+
+        threading.Thread(target=answer, daemon=True).start()
+        place = f"localhost:{listener.getsockname()[1]}"
+        heard = leading.Found.at([place])
+    closes = "it takes connections and closes them"
+    assert heard.connection is None
+    assert getattr(heard, found) == (closes if answers == "closes" else [place])
+
+
+def hosts_of(processes):
+    """Returns the hosts of the processes of a start; "": the first one."""
+    return ["" if isinstance(one, Child) else one.member.host for one in processes]
+
+
+def again(crew):
+    return crew.assemble(SimpleNamespace(ending=False))
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_host_that_fails_again_and_again_gives_its_place_to_a_spare_one(alone, leader):
+    """As where a device is broken: another start on it costs minutes, and fails like the last.
+
+    Where it alone has copies of its part, the steps since a checkpoint would be lost: later.
+    """
+    crew, said, _ = leader(shrink_after=10.0)
+    needs = ((0, 1), (2,) if alone else (1, 2))
+    copied = [[copies_of(step, number, needs) for step in (7, 8)] for number in (1, 2)]
+    came(crew, 1, copied[0]), came(crew, 2, copied[1])
+    used = again(crew)
+    came(crew, 3, spare=True)
+    for number, progress in ((2, False), (2, True), (1, False), (2, True)):
+        crew.note_failure(used[number], progress)
+        used = again(crew)
+    for _ in range(3 if alone else 1):
+        assert hosts_of(used) == ["", "host1", "host2"] and not said
+        crew.note_failure(used[2], progress=False)
+        used = again(crew)
+    assert said[0].startswith("2 starts in a row failed on host2 first, without a step between")
+    assert hosts_of(used) == ["", "host1", "host3"]
+
+
+def test_the_host_that_leads_has_process_0_however_often_it_fails(leader):
+    """The others meet at its address."""
+    crew, said, _ = leader(shrink_after=10.0)
+    processes = took(crew, 1, 2)
+    came(crew, 3, spare=True)
+    for _ in range(5):
+        crew.note_failure(processes[0], progress=False)
+        processes = again(crew)
+        assert hosts_of(processes) == ["", "host1", "host2"] and not said
+
+
+def gone(crew, member):
+    """Does what the end of a connection does."""
+    crew._members.remove(member)
+    crew._lost(member)
+
+
+def copies_of(step, has, needs=((0,), (1,), (2,))):
+    start = [1, "a"]
+    return {"step": step, "start": start, "has": [has], "needs": needs, "time": step + has / 1000}
+
+
+@pytest.mark.parametrize("held_twice", [False, True])
+def test_a_host_with_copies_that_no_other_has_is_waited_for_beside_spare_ones(held_twice, leader):
+    """Its connection may have been broken for a moment; else the steps since a checkpoint go."""
+    needs = ((0,), (1, 2)) if held_twice else ((0,), (1,), (2,))
+    crew, _, now = leader(shrink_after=10.0)
+    (crew._workdir / "process.0").mkdir()
+    crew._host = replace(crew._host, copies=crew._workdir)
+    for step in (7, 8):
+        folder = crew._workdir / "process.0" / str(step)
+        folder.mkdir()
+        (folder / "about.json").write_text(json.dumps({"start": [1, "a"], "needs": needs}))
+    copied = [[copies_of(step, number, needs) for step in (7, 8)] for number in range(3)]
+    came(crew, 1, copied[1])
+    lost = came(crew, 2, copied[2])
+    again(crew)
+    came(crew, 3, spare=True)
+    gone(crew, lost)
+    crew._starts = 2
+    assert crew._count() == (3 if held_twice else 0)
+    now[0] += 11
+    assert crew._count() == 3
+
+
+def test_a_spare_host_that_goes_is_no_loss(leader):
+    """Fewer go on at a time that the loss of the others decides."""
+    crew, _, now = leader(shrink_after=10.0)
+    took(crew, 1, 2)
+    spare = came(crew, 3, spare=True)
+    gone(crew, next(one for one in crew._members if one.host == "host2"))
+    now[0] += 9
+    gone(crew, spare)
+    now[0] += 2
+    assert crew._count() == 2
+
+
+def test_the_list_of_hosts_is_sent_once_where_many_have_come(leader):
+    crew, _, _ = leader(shrink_after=10.0)
+    lists = []
+    for number in range(1, 5):
+        came(crew, number, spare=number > 2).line.send = lambda **said: lists.append(said)
+        crew._tell_change()
+    assert [len(said["hosts"]) for said in lists] == [1]  # the first one, at once
+    end = time.monotonic() + 60
+    while len(lists) < 5:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert [len(said["hosts"]) for said in lists] == [1, 4, 4, 4, 4]
+
+
+def test_a_host_that_is_lost_late_counts_as_lost_when_it_was_heard_last(monkeypatch):
+    """But not before its process began: it may be silent since an earlier start."""
+    monkeypatch.setattr(
+        remote, "time", SimpleNamespace(monotonic=lambda: 1000.0, time=lambda: 5000.0)
+    )
+    for heard, over in ((990.0, 4990.0), (900.0, 4960.0)):
+        member = SimpleNamespace(line=SimpleNamespace(heard=heard), host="host1")
+        one = remote.RemoteProcess(1, 1, member, True, began=960.0)
+        one.note_end(1, [], lost=True)
+        assert one.over == over
+
+
+def test_a_new_leader_waits_for_copies_that_only_the_one_before_has(leader):
+    """It led after two seconds, as spare hosts suffice; that one may come back a moment later."""
+    crew, _, now = leader(starts=1, shrink_after=10.0, away=2.0)
+    crew._starts, needs = 2, ((0,), (1, 2))
+    for number in (1, 2):
+        came(crew, number, [copies_of(step, number, needs) for step in (7, 8)])
+    assert crew._count() == 0
+    now[0] += 8
+    assert crew._count() == 3
+
+
+def test_of_several_that_lead_the_first_place_counts(monkeypatch):
+    """The others are those of files of before, where another job may lead now."""
+    made, later = {}, threading.Event()
+
+    def asked(address):
+        if address[0] == "gone":
+            raise OSError("no route")
+        if address[0] == "first":
+            later.wait(0.2)
+        made[address[0]] = socket.socket()
+        return made[address[0]]
+
+    monkeypatch.setattr(leading, "asked", asked)
+    found = leading.Found.at(["gone:1", "first:1", "other:1"])
+    assert found.leads == "first:1" and found.connection is made["first"]
+    assert made["other"].fileno() == -1  # closed
+    found.connection.close()
+    monkeypatch.setattr(leading, "_PREFERRED", 0.0)
+    found = leading.Found.at(["first:1", "other:1"])
+    assert found.leads == "other:1"
+    found.connection.close()

@@ -4,11 +4,13 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from meshdsl.training.launching import leading, member, terms
+from meshdsl.training.exit_codes import FAILED
+from meshdsl.training.launching import children, leading, member, succession, terms
 from tests.training.launching.test_hosts import free_port
 
 
@@ -46,7 +48,7 @@ def test_the_first_host_asks_again_for_one_that_leads(first, monkeypatch):
                 raise answer
             return answer
 
-        monkeypatch.setattr(member, "asked", asked)
+        monkeypatch.setattr(leading, "asked", asked)
         assert first._connected(60.0, time.monotonic()) is connection
 
 
@@ -54,7 +56,7 @@ def test_the_first_host_leads_where_the_one_that_led_stays_away(first, monkeypat
     def asked(address):
         raise OSError("no route")
 
-    monkeypatch.setattr(member, "asked", asked)
+    monkeypatch.setattr(leading, "asked", asked)
     monkeypatch.setattr(member, "_ASKED_FOR", 0.7)
     since = time.monotonic()
     assert first._connected(60.0, since) == ""
@@ -124,7 +126,7 @@ def test_a_signal_that_comes_while_others_are_asked_is_not_lost(monkeypatch, tmp
         one._signal = signal.SIGTERM
         raise OSError("away")
 
-    monkeypatch.setattr(member, "asked", asked)
+    monkeypatch.setattr(leading, "asked", asked)
     monkeypatch.setattr(one, "_candidates", lambda: ["localhost:1"])
     assert one._connected(60.0, time.monotonic()) is None
 
@@ -138,3 +140,55 @@ def test_a_host_that_was_cut_off_when_the_job_ended_ends_too(tmp_path):
     # The next job in the workdir begins as if nothing had ended there.
     leading.lead(tmp_path, "localhost:1")
     assert leading.ended(tmp_path) is None
+
+
+def listed(number, port=1):
+    return leading.Listed(f"host{number}", ("127.0.0.1",), port, 1, f"host{number}")
+
+
+def test_one_that_stood_by_a_moment_ago_comes_first(first):
+    """Where it begins to lead it listens at no port for an instant: two would lead."""
+    first.leads, first._hosts, first._id = False, [listed(0, 5), listed(1), listed(2)], "host1"
+    first.host = replace(first.host, terms=replace(first.host.terms, total=2), shrink_after=0.0)
+    first._stood_by = {"127.0.0.1:5": 100.0}
+    assert first._leads_now(101.0, 10.0, 60.0) is None
+    assert first._leads_now(103.0, 10.0, 60.0) is None  # nobody else stands by: too few are left
+    first._stood_by = {"127.0.0.1:5": 100.0, "127.0.0.1:1": 103.0}
+    assert first._leads_now(101.0, 10.0, 60.0) is None
+    assert first._leads_now(103.0, 10.0, 60.0) == "127.0.0.1:0"
+
+
+def test_a_host_on_which_a_process_stays_starts_no_other(first, monkeypatch, tmp_path):
+    """The first supervisor sees that the connection ends, and goes on without this host."""
+    monkeypatch.setattr(children, "_ENDING", 0.2)
+    monkeypatch.setattr(children.os, "killpg", lambda group, number: None)
+    said, child = [], children.Child(1, True)
+    first.host = replace(first.host, report=said.append)
+    child.start([sys.executable, "-c", "import time; time.sleep(600)"], lambda child: None)
+    first.children = {1: child}
+    assert first._start(None, {"start": 1, "of": 3, "shown": True}) is False
+    assert first.children == {1: child}
+    assert said == [child.stays]
+    child.send(signal.SIGKILL)
+
+
+def test_the_first_host_leads_before_its_patience_ends(first, monkeypatch):
+    """With a --join_timeout that is shorter than it asks for another one."""
+
+    def asked(address):
+        raise OSError("no route")
+
+    monkeypatch.setattr(leading, "asked", asked)
+    assert first._connected(2.0, time.monotonic()) == ""
+
+
+def test_a_host_on_which_a_process_stays_does_not_join_another_leader(first, monkeypatch):
+    class Superseded:
+        stays = True
+
+        def run(self):
+            raise leading.Superseded
+
+    monkeypatch.setattr(succession.Member, "run", lambda self: leading.Succession())
+    monkeypatch.setattr(succession.HostSupervisor, "_leader", lambda self, end: Superseded())
+    assert succession.HostSupervisor(first.host, (5, 60.0)).run() == FAILED

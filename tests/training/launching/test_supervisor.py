@@ -14,8 +14,8 @@ import time
 
 import pytest
 
-from meshdsl.training.exit_codes import FINAL
-from meshdsl.training.launching import supervisor
+from meshdsl.training.exit_codes import FAILED, FINAL
+from meshdsl.training.launching import children, supervisor
 from meshdsl.training.launching.crew import OneHost
 from meshdsl.training.launching.events import NAME, losses
 from meshdsl.training.launching.supervisor import Launch, Supervisor
@@ -84,6 +84,7 @@ def test_all_are_started_again_when_one_is_killed(launched, tmp_path):
     assert kinds == [("started", 1), ("failed", 1), ("started", 2), ("ended", 2)]
     failed = events(tmp_path)[1]
     assert (failed["process"], failed["code"], failed["step"]) == (1, -9, None)
+    assert failed["time"] >= events(tmp_path)[0]["time"] and 0 <= failed["seen_seconds"] < 60
     assert losses(tmp_path).failures == 1
 
 
@@ -334,3 +335,48 @@ def test_a_job_on_one_host_does_not_read_its_record_while_it_runs(launched, monk
     monkeypatch.setattr(supervisor, "first_step", lambda *given: read.append(given))
     assert launched("time.sleep(0.2)", count=1) == (0, [])
     assert len(read) == 1  # at the end
+
+
+@pytest.fixture
+def sleeper(monkeypatch):
+    """Returns a program whose process number 1 does not end by SIGKILL, as this test has it."""
+    monkeypatch.setattr(children, "_ENDING", 0.5)
+    monkeypatch.setattr(children.os, "killpg", lambda group, number: None)
+    stays = "number and signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n"
+    return stays + "number or time.sleep(3) or sys.exit(1)\ntime.sleep(600)"
+
+
+@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize("renews", [False, True])
+def test_a_host_on_which_a_process_stays_takes_no_further_part(
+    renews, others, sleeper, tmp_path, monkeypatch
+):
+    """As where a device driver hangs: its supervisor would wait forever, without a word."""
+    closed = []
+
+    class Crew(OneHost):
+        def leave(self):
+            return None if others else "the others are too few"
+
+        def grows(self):
+            return renews and (tmp_path / "starts.1").exists()
+
+        def close(self, code, goes_on=False):
+            closed.append((code, goes_on))
+
+    def command(own):
+        number = own[0].removeprefix("--process_id=")
+        return [sys.executable, "-c", COUNTED + sleeper, str(tmp_path), number]
+
+    monkeypatch.setattr(supervisor, "first_step", lambda file, start: (0.0, 0.0))
+    said = []
+    launch = Launch(Crew(command, range(2)), tmp_path, 5, 3600.0, said.append)
+    one = Supervisor(launch)
+    assert one.run() == FAILED and one.stays
+    assert closed == [(FAILED, others)]
+    (pid,) = starts(tmp_path, 1)
+    told = f"process 1 (pid {pid}) has not ended 0.5 s after SIGKILL: the kernel waits for a device"
+    assert any(text.startswith(told) for text in said)
+    ends = "the job ends with this host: the others are too few"
+    assert (ends in said) is not others
+    os.kill(pid, signal.SIGKILL)
