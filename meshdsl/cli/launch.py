@@ -88,7 +88,12 @@ def main(values: flags.FlagValues, problems: Problems, words: Sequence[str] = ()
     environment = _keeping_compiled(workdir)
     template = [sys.executable, "-c", _TEMPLATE.format(modules=_IMPORTED)]
     warm = Warm(template, start, environment, _versions)
-    with locked(trains.workdir, f"launch.{who}.lock"), closing(warm):
+    instead = (
+        "start the spare host on another machine: one has one for each workdir"
+        if values.spare
+        else "choose another, or for another host of the job another --first_process"
+    )
+    with locked(trains.workdir, f"launch.{who}.lock", instead), closing(warm):
         times, where = (values.max_restarts, values.restart_window), trains.coordinator
         alone = trains.num_processes is None or len(numbers) == trains.num_processes
         alone = alone and not values.spare

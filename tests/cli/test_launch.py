@@ -90,6 +90,15 @@ def test_two_supervisors_for_one_job_are_told(tmp_path, capsys):
         assert run(["launch", "--", "train", f"--workdir={tmp_path}", "--checkpoint_every=1"]) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"meshdsl launch: workdir {tmp_path} is in use by process {os.getpid()}")
+    assert told.endswith("or for another host of the job another --first_process\n")
+
+
+def test_a_second_spare_host_on_one_machine_is_told_where_to_start(tmp_path, capsys):
+    words = ["train", f"--workdir={tmp_path}", "--checkpoint_every=1", "--num_processes=2"]
+    with locked(tmp_path, f"launch.spare.{socket.gethostname()}.lock"):
+        assert run(["launch", "--spare", "--", *words, "--coordinator=localhost:1"]) == 2
+    told = capsys.readouterr().err
+    assert told.endswith("start the spare host on another machine: one has one for each workdir\n")
 
 
 def test_a_port_that_others_have_is_told_before_anything_is_started(tmp_path, capsys, monkeypatch):

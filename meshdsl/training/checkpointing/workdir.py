@@ -14,11 +14,14 @@ from pathlib import Path
 
 
 @contextmanager
-def locked(workdir: str | os.PathLike[str], name: str = "run.lock") -> Iterator[Path]:
+def locked(
+    workdir: str | os.PathLike[str], name: str = "run.lock", instead: str = ""
+) -> Iterator[Path]:
     """Creates a folder and locks it while its block runs; a process that dies releases the lock.
 
     Args:
         name: the file of the lock; those of others do not matter.
+        instead: what the error says if another one has locked it; empty: to choose another workdir.
 
     If the disk has no locks, it warns and locks nothing.
 
@@ -35,7 +38,7 @@ def locked(workdir: str | os.PathLike[str], name: str = "run.lock") -> Iterator[
         except BlockingIOError as error:
             raise ValueError(
                 f"workdir {folder} is in use by {_owner(folder / name)}; wait for it to end, or "
-                "choose another"
+                f"{instead or 'choose another'}"
             ) from error
         except OSError as error:  # some network disks have no locks
             warnings.warn(
