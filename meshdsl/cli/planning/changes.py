@@ -56,9 +56,10 @@ def changes_of(program: SpmdProgram, job: Job, device: Hardware) -> tuple[Tried,
 
 
 def _counts(job: Job, program: SpmdProgram, device: Hardware) -> list[int]:
-    """Returns other numbers of microbatches: twice and half those of a job, if they divide a batch.
+    """Returns other numbers of microbatches that a job may have, the most promising first.
 
-    Where its step does not fit, those come first with which what a microbatch needs would.
+    They are twice and half the number it has. Before these, if its step does not fit, are numbers
+    with which it may: memory beside the state becomes less as microbatches become smaller.
     """
     now = job.recipe.microbatches
     state = sum(buffer.bytes for buffer in program.memory.buffers if buffer.path)
@@ -66,20 +67,21 @@ def _counts(job: Job, program: SpmdProgram, device: Hardware) -> list[int]:
     counts = []
     if rest > room > 0:
         least = math.ceil(now * rest / room)
-        # Not all of the rest is of a microbatch: gradients are not, for which twice as many are.
+        # Gradients do not become less, so twice the number is tried, too.
         counts = [_next_count(job, least), _next_count(job, 2 * least)]
     counts += [2 * now, now // 2]
-    return [n for n in dict.fromkeys(counts) if n and n != now and _divides(job, n)]
+    return [n for n in dict.fromkeys(counts) if n and n != now and _is_valid(job, n)]
 
 
 def _next_count(job: Job, least: int) -> int:
-    """Returns the next number of microbatches that divides a job's batch; 0: there is none."""
+    """Returns the next number that divides the size of a job's batch; 0: there is none."""
     dims = (dim for spec in job.batch_spec.values() for dim in spec.dims)
     size = max((dim.size for dim in dims if dim.name == job.recipe.batch_dim), default=0)
-    return next((n for n in range(least, size + 1) if size % n == 0 and _divides(job, n)), 0)
+    return next((n for n in range(least, size + 1) if size % n == 0), 0)
 
 
-def _divides(job: Job, count: int) -> bool:
+def _is_valid(job: Job, count: int) -> bool:
+    """Whether a job's batch can be split into a number of microbatches."""
     try:
         check_microbatches(job.batch_spec, count, job.recipe.batch_dim)
     except ValueError:

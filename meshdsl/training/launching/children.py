@@ -39,14 +39,14 @@ class Child:
         number: its number in the job.
         shown: whether its output is shown as it comes.
         code: its exit code, minus the signal that ended it, or None while it runs.
-        over: when it ended, in seconds since 1970.
+        ended_at: when it ended, by `time.monotonic`.
     """
 
     number: int
     shown: bool
     began: float = field(default_factory=time.monotonic)
     code: int | None = None
-    over: float = 0.0
+    ended_at: float = 0.0
     _stopped: float = float("inf")  # when SIGKILL was sent first, by `time.monotonic`
     _process: subprocess.Popen[bytes] | Forked | None = None
     _lines: deque[bytes] = field(default_factory=lambda: deque(maxlen=_KEPT))
@@ -119,7 +119,7 @@ class Child:
         return True
 
     @property
-    def stays(self) -> str:
+    def unkillable(self) -> str:
         """What to report where `kill` did not end it."""
         assert self._process is not None
         return (
@@ -151,8 +151,8 @@ class Child:
 
     def _wait(self, ended: Callable[[Child], None]) -> None:
         assert self._process is not None
-        code, self.over = self._process.wait(), time.time()
-        self.code = code
+        code, self.ended_at = self._process.wait(), time.monotonic()
+        self.code = code  # last: who sees it reads `ended_at`
         self._has_ended.set()
         ended(self)
 

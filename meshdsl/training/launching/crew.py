@@ -26,7 +26,7 @@ class Process(Protocol):
     shown: bool
     began: float
     code: int | None
-    over: float  # when it ended, in seconds since 1970
+    ended_at: float  # by `time.monotonic`
 
     def send(self, number: int) -> None:
         """Sends it a signal."""
@@ -38,7 +38,7 @@ class Process(Protocol):
         """Ends it, and waits; returns whether it has ended, or is another host's concern."""
 
     @property
-    def stays(self) -> str:
+    def unkillable(self) -> str:
         """What to report where `kill` did not end it."""
 
     def lines(self) -> list[str]:

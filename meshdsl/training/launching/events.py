@@ -4,8 +4,9 @@
 failure, `down_seconds`. `stepped`, of the first process when the first step of a start is finished,
 has `start`, `step`, `start_seconds` since the start, and after a failure `recovery_seconds` since
 it. `failed` has `start`, `process`, `code`, `cause`, `step`, `seen_seconds` from the process's end,
-or its host's last word, until that was seen, `ran_seconds` before it, and `repeated_seconds`: those
-of steps since that one, which are taken again. Its `time` is that end or word. `renewed` has
+or its lost host's last message, until that was seen, `ran_seconds` before it, and
+`repeated_seconds`: those of steps since `step`, which are repeated. Its `time` is that end or
+message. `renewed` has
 `start`, which was stopped so that other hosts take part. `compiled_ahead` has `start`, in which all
 hosts have compiled the programs of one with fewer `processes`. `ended` has `start` and `code`. All
 have `time`, in seconds since 1970.

@@ -30,9 +30,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from meshdsl.training.checkpointing.copies.starts import Starts
-from meshdsl.training.checkpointing.copies.together import Together, of_no_use, said, together
-from meshdsl.training.checkpointing.newest import FOLDER, delete_copies
+from meshdsl.training.checkpointing.copies.together import Together, of_no_use, together_with
+from meshdsl.training.checkpointing.newest import delete_copies
 from meshdsl.training.exit_codes import DONE, FAILED, NOTICE, UNFINISHED
 from meshdsl.training.launching.children import Child
 from meshdsl.training.launching.crew import Job, Missing, free_port, meeting_flags
@@ -97,8 +96,8 @@ class Hosts:
         self._last_places: list[tuple[str, int]] = []  # the places of the last start
         self._blamed: list[str] = []  # which others failed first, one after another, in vain
         self._avoided: set[str] = set()  # hosts that failed again and again
-        self._untold = False  # whether all are told a moment later which hosts there are
-        self._told_at = 0.0
+        self._list_is_due = False  # whether a timer sends the list of hosts
+        self._list_sent_at = 0.0
         self._counts = [terms.total] if terms.elastic is None else terms.elastic.counts()
         self._starts = starts
         self._superseded = False
@@ -179,16 +178,18 @@ class Hosts:
 
     def _lacks(self) -> bool:
         """Whether a lost host has copies of later steps than those that are there have together."""
-        return of_no_use(self._together(), self._step_without()) is not None
-
-    def _step_without(self, own_id: str | None = None) -> int:
-        """Returns the newest step that can be gone on from, also without another host."""
-        reached = newest(self._workdir, self._together(own_id))
-        return reached[0] if reached else 0
+        copies = self._together()
+        return of_no_use(copies, self._step_of(copies)) is not None
 
     def _together(self, without: str | None = None) -> list[Together]:
+        """Returns what the hosts that are there have together, also without one of them."""
         others = [one.copies for one in self._members if one.own_id != without and not one.leaving]
-        return together([said(self._host.copies), *others], Starts.read(self._workdir / FOLDER))
+        return together_with(self._workdir, self._host.copies, others)
+
+    def _step_of(self, copies: Sequence[Together]) -> int:
+        """Returns the newest step that a start can go on from."""
+        reached = newest(self._workdir, copies)
+        return reached[0] if reached else 0
 
     @property
     def _awaited_hosts(self) -> str:
@@ -228,8 +229,10 @@ class Hosts:
             return
         with self._changed:
             rest = [place for place in self._places() if _named(place)[0] not in self._avoided]
-            alone = self._lacks() or self._step_without(own_id) != self._step_without()
-        if len(rest) > len(self._last_places) and (len(self._blamed) >= _AT_ANY_COST or not alone):
+            step, without = self._step_of(self._together()), self._step_of(self._together(own_id))
+            has_only_copy = self._lacks() or step != without
+        gives_up_copies = len(self._blamed) >= _AT_ANY_COST
+        if len(rest) > len(self._last_places) and (gives_up_copies or not has_only_copy):
             self._avoided.add(own_id)
             self._report(
                 f"{_IN_A_ROW} starts in a row failed on {process.member.host} first, without a "
@@ -424,23 +427,23 @@ class Hosts:
 
     def _tell_change(self) -> None:
         """Tells all which hosts there are: at once, or a moment later where many come or go."""
-        wait = self._told_at + _APART - time.monotonic()
+        wait = self._list_sent_at + _APART - time.monotonic()
         if wait <= 0:
             self._tell_hosts()
-        elif not self._untold:
-            self._untold = True
-            later = threading.Timer(wait, self._tell_later)
+        elif not self._list_is_due:
+            self._list_is_due = True
+            later = threading.Timer(wait, self._send_due_list)
             later.daemon = True
             later.start()
 
-    def _tell_later(self) -> None:
+    def _send_due_list(self) -> None:
         with self._changed:
-            if self._untold:
+            if self._list_is_due:
                 self._tell_hosts()
 
     def _tell_hosts(self) -> None:
         """Tells all which hosts there are, in the order in which they lead if this one is lost."""
-        self._untold, self._told_at = False, time.monotonic()
+        self._list_is_due, self._list_sent_at = False, time.monotonic()
         members = [member for member in self._members if not member.leaving]
         hosts = [
             asdict(Listed(one.own_id, tuple(one.names), one.port, len(one.numbers), one.host))

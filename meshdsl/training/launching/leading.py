@@ -1,9 +1,9 @@
 """Which supervisor of a job on several hosts leads it, and how the others find that one.
 
-The first one writes into the workdir where it listens. Each of the others listens too, and says
-that it stands by; the one that leads says that. When it is lost, the first of the others in the
-order of all hosts leads: it writes that into the workdir. One that was only cut off finds that and
-gives way.
+The first one writes into the workdir where it listens. Each of the others listens too. To whoever
+connects, the leader sends that it leads, and the others that they stand by. When the leader is
+lost, the first of the others in the order of all hosts leads: it writes that into the workdir. A
+leader that was only cut off reads that, and gives way.
 
 Guarantees:
     Where two lead at once, the one that wrote last does, and the other gives way within a second
@@ -30,14 +30,14 @@ from meshdsl.training.processes.meeting import accepted, address_of, listening
 
 TOKEN = "launch.id"  # the file by which supervisors see that they share the workdir, and who leads
 _STANDS_BY = b'{"stands_by": true}\n'
-LEADS = {"leads": True}  # the first message of the one that leads
+LEADS = {"leads": True}  # the first message of the leader
 _CONNECT = 2.0  # seconds in which a host takes a connection
-_SPEAK = 5.0  # seconds in which it says whether it leads or stands by
-_HEARD = 0.5  # seconds in which one that has asked closes the connection
-_PREFERRED = 0.5  # seconds for which places before one that leads are waited for
-_AT_ONCE = 128  # places that are asked at the same time
+_FIRST_MESSAGE = 5.0  # seconds in which a supervisor sends whether it leads or stands by
+_CLOSE = 0.5  # seconds in which the other end closes a connection to a standby
+_PREFERRED = 0.5  # seconds for which candidates before a leader are waited for
+_AT_ONCE = 128  # candidates that are asked at the same time
 
-# A connection to one that leads; None: one stands by; an error: no supervisor has answered.
+# A connection to a leader; None: a supervisor stands by; an error: no supervisor has answered.
 _Answer: TypeAlias = socket.socket | Exception | None
 
 
@@ -159,10 +159,10 @@ class Standby:
     def _answer(self) -> None:
         for connection, _ in accepted(self._listener):
             with suppress(OSError), connection:
-                connection.settimeout(_HEARD)
+                connection.settimeout(_CLOSE)
                 connection.sendall(_STANDS_BY)
                 connection.shutdown(socket.SHUT_WR)
-                connection.recv(1)  # until the other one has closed it
+                connection.recv(1)  # waits until the other end has closed it
 
     def __enter__(self) -> Self:
         return self
@@ -174,18 +174,18 @@ class Standby:
 
 
 def asked(address: tuple[str, int]) -> socket.socket | None:
-    """Returns a connection to what leads; None: a supervisor stands by there.
+    """Returns a connection to a leader; None: a supervisor stands by there.
 
     Raises:
-        TimeoutError: something takes the connection, and says nothing.
-        OSError: nobody takes it, or it is closed again.
+        TimeoutError: the other end takes the connection, and sends nothing.
+        OSError: there is no other end, or it closes the connection.
     """
     try:
         connection = socket.create_connection(address, _CONNECT)
     except TimeoutError as error:
         raise OSError(f"it does not answer within {_CONNECT:g} s") from error
     try:
-        connection.settimeout(_SPEAK)
+        connection.settimeout(_FIRST_MESSAGE)
         said = connection.recv(len(_STANDS_BY), socket.MSG_PEEK)
         if not said:
             raise ConnectionError("it takes connections and closes them")
@@ -199,93 +199,96 @@ def asked(address: tuple[str, int]) -> socket.socket | None:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What was heard where supervisors may be: `Found.at(places)`.
+class Responses:
+    """The responses of candidates, which are `host:port` where a supervisor may lead.
+
+    `Responses.of(["host0:1234", "host1:40001"])` asks them.
 
     Attributes:
-        leads: where one leads; empty: nowhere.
+        leader: the candidate where one leads; empty: there is none.
         connection: to that one.
-        stand_by: where others stand by, as far as they were asked.
-        silent: where something takes connections, and says nothing.
-        reason: what was in the way at the last place that was no supervisor's.
+        standing_by: the candidates where others stand by, as far as they were asked.
+        silent: the candidates that take connections, and send nothing.
+        reason: why the last candidate without a supervisor has none.
     """
 
-    leads: str
+    leader: str
     connection: socket.socket | None
-    stand_by: list[str]
+    standing_by: list[str]
     silent: list[str]
     reason: str
 
     @classmethod
-    def at(cls, places: Sequence[str]) -> Self:
-        """Asks at `_AT_ONCE` different places at a time, until one that leads has answered.
+    def of(cls, candidates: Sequence[str]) -> Self:
+        """Asks up to `_AT_ONCE` different candidates at a time, until a leader has answered.
 
-        So a rack that is lost takes as long as one host of it does. Of several that lead, the first
-        in the list counts if it answers at about the same time: others may be of other jobs.
+        A lost rack then costs no more time than one of its hosts. If several lead, the first of the
+        candidates counts if it answers within `_PREFERRED` seconds: later ones may lead other jobs.
         """
-        rest, over = deque(places), threading.Event()
+        rest, is_over = deque(candidates), threading.Event()
         answers: queue.SimpleQueue[tuple[str, _Answer]] = queue.SimpleQueue()
 
         def ask() -> None:
-            while not over.is_set():
+            while not is_over.is_set():
                 try:
-                    place = rest.popleft()
+                    candidate = rest.popleft()
                 except IndexError:
                     return
                 answer: _Answer
                 try:
-                    answer = asked(address_of(place))
-                except Exception as error:  # whatever it is: the answer is waited for
+                    answer = asked(address_of(candidate))
+                except Exception as error:  # of any kind: `of` waits for every answer
                     answer = error
-                if over.is_set() and isinstance(answer, socket.socket):
+                if is_over.is_set() and isinstance(answer, socket.socket):
                     answer.close()
-                answers.put((place, answer))
+                answers.put((candidate, answer))
 
         for _ in range(min(len(rest), _AT_ONCE)):
             threading.Thread(target=ask, daemon=True).start()
-        heard: dict[str, _Answer] = {}
+        responses: dict[str, _Answer] = {}
         until: float | None = None
-        while len(heard) < len(places):
-            open_places = (place for place in places if _may_lead(heard, place))
-            if next(open_places) in heard:  # it leads, and none before it does
+        while len(responses) < len(candidates):
+            first = next(one for one in candidates if _may_lead(responses, one))
+            if first in responses:  # it leads, and no candidate before it does
                 break
             left = None if until is None else max(until - time.monotonic(), 0.0)
             try:
-                place, answer = answers.get(timeout=left)
+                candidate, answer = answers.get(timeout=left)
             except queue.Empty:
                 break
-            heard[place] = answer
+            responses[candidate] = answer
             if until is None and isinstance(answer, socket.socket):
                 until = time.monotonic() + _PREFERRED
-        over.set()
+        is_over.set()
         with suppress(queue.Empty):
             while True:
-                place, heard[place] = answers.get_nowait()
-        return cls._of({place: heard[place] for place in places if place in heard})
+                candidate, responses[candidate] = answers.get_nowait()
+        return cls._sorted({one: responses[one] for one in candidates if one in responses})
 
     @classmethod
-    def _of(cls, heard: Mapping[str, _Answer]) -> Self:
-        leads, connection = "", None
-        stand_by, silent, reason = [], [], "it is not there"
-        for place, answer in heard.items():
+    def _sorted(cls, responses: Mapping[str, _Answer]) -> Self:
+        """Returns responses by kind. Connections but the first are closed."""
+        leader, connection = "", None
+        standing_by, silent, reason = [], [], "it is not there"
+        for candidate, answer in responses.items():
             if isinstance(answer, socket.socket):
                 if connection is None:
-                    leads, connection = place, answer
+                    leader, connection = candidate, answer
                 else:
                     answer.close()
             elif answer is None:
-                stand_by.append(place)
+                standing_by.append(candidate)
             elif isinstance(answer, TimeoutError):
-                silent.append(place)
-                reason = "it takes connections, and says nothing"
+                silent.append(candidate)
+                reason = "it takes connections, and sends nothing"
             else:
                 reason = getattr(answer, "strerror", None) or str(answer)
-        return cls(leads, connection, stand_by, silent, reason)
+        return cls(leader, connection, standing_by, silent, reason)
 
 
-def _may_lead(heard: Mapping[str, _Answer], place: str) -> bool:
-    """Whether a place has not answered yet, or leads."""
-    return place not in heard or isinstance(heard[place], socket.socket)
+def _may_lead(responses: Mapping[str, _Answer], candidate: str) -> bool:
+    """Whether a candidate has not answered yet, or leads."""
+    return candidate not in responses or isinstance(responses[candidate], socket.socket)
 
 
 def own_name(names: Sequence[str], others: Sequence[Listed]) -> str:

@@ -27,8 +27,8 @@ from meshdsl.training.exit_codes import DONE, FAILED, NOTICE, UNFINISHED
 from meshdsl.training.launching.children import Child
 from meshdsl.training.launching.leading import (
     LEADS,
-    Found,
     Listed,
+    Responses,
     Standby,
     Succession,
     ended,
@@ -80,7 +80,8 @@ class Member:
     _said: str = ""  # what the workdir said of who leads when it was read last
     _rehearsals: Rehearsals = field(default_factory=Rehearsals)
     _first: str = ""  # where the one that it is or was connected to is
-    _stood_by: dict[str, float] = field(default_factory=dict)  # where others did, and when last
+    # When each candidate stood by last.
+    _stood_by: dict[str, float] = field(default_factory=dict)
     # Until when places are passed over where something takes connections, and does not answer.
     _silent: dict[str, float] = field(default_factory=dict)
 
@@ -94,7 +95,7 @@ class Member:
         Raises:
             ValueError: the first supervisor did not come, or refuses this one.
         """
-        # One that has led gave way to another, which is there.
+        # After it has given way to another leader, the others have joined already.
         patience = self.host.patience[1 if self.joined else 0]
         since, lost = time.monotonic(), 0.0
         with handled(self._pass_on, self._kill), Standby() as standby:
@@ -133,14 +134,14 @@ class Member:
                 time.sleep(_RETRY)
 
     def _end_processes(self) -> bool:
-        """Ends the processes of this host; returns whether all have ended, and reports one else."""
+        """Ends the processes of this host; returns whether all have ended. Others are reported."""
         children = [*self.children.values()]
         for child in children:
             child.stop()
-        stays = [child.stays for child in children if not child.kill()]
-        for text in stays:
-            self._report_once(text)
-        return not stays
+        reports = [child.unkillable for child in children if not child.kill()]
+        for report in reports:
+            self._report_once(report)
+        return not reports
 
     def _over(self, code: int) -> int:
         """Returns the exit code of the job, which is over."""
@@ -169,21 +170,20 @@ class Member:
             if self._left and self._hosts and self._hosts[0].own_id == self._id:
                 self._alive = self._hosts  # all were connected to it
                 return self._own_address()
-            found = Found.at([*self._candidates()])
-            if found.connection is not None:
-                self._first = found.leads
-                return found.connection
+            responses = Responses.of([*self._candidates()])
+            if responses.connection is not None:
+                self._first = responses.leader
+                return responses.connection
             asked = time.monotonic()
-            self._stood_by |= dict.fromkeys(found.stand_by, asked)
-            self._silent |= dict.fromkeys(found.silent, asked + _PASSED_OVER)
-            # A round may take seconds: what stood by is judged by when it began.
+            self._stood_by |= dict.fromkeys(responses.standing_by, asked)
+            self._silent |= dict.fromkeys(responses.silent, asked + _PASSED_OVER)
+            # To ask may take seconds, in which a response does not become older.
             own = self._leads_now(now, asked - since, patience)
             if own is not None and self._signal is None:  # it may have come while others were asked
                 return own
             if now >= report_at:
-                self.host.report(
-                    f"waiting for the first supervisor at {self._where_it_leads}: {found.reason}"
-                )
+                where = self._where_it_leads
+                self.host.report(f"waiting for the first supervisor at {where}: {responses.reason}")
                 report_at = now + _REPORT_EVERY
             time.sleep(_RETRY)
         return None
@@ -200,7 +200,7 @@ class Member:
             self._silent.clear()
         hosts = (one for one in self._hosts if one.own_id != self._id)
         known = [written(*address) for one in hosts for address in one.addresses()]
-        # What once was the coordinator may lead another job by now.
+        # The coordinator of the command line may lead another job by now.
         first = [other or self.host.terms.coordinator, self.host.terms.coordinator]
         places = [*(first if self.joined else reversed(first)), *known]
         now = time.monotonic()
@@ -215,7 +215,7 @@ class Member:
             seconds: how long the first one has been away.
             patience: how long it is waited for.
         """
-        if self.leads:  # one that leads may be out of reach for a moment, as after a start
+        if self.leads:  # the leader may be out of reach for a moment, as while a network starts
             is_led = self._where_it_leads != self.host.terms.coordinator
             return None if is_led and seconds < min(_ASKED_FOR, patience / 2) else ""
         if not any(one.own_id == self._id for one in self._hosts):
@@ -225,7 +225,7 @@ class Member:
             self._left or seconds >= self.host.shrink_after
         ):
             counts = self.host.terms.elastic.counts()
-        # One that stood by a moment ago may be about to lead: it does not listen for an instant.
+        # A supervisor that is about to lead does not listen for an instant.
         standing_by = {place for place, at in self._stood_by.items() if now < at + _AWAY}
         self._alive = alive = [
             one
@@ -274,7 +274,7 @@ class Member:
         threading.Thread(target=self._say_ready, args=(line,), daemon=True).start()
         line.wait(_ANSWER)
         for message in line.messages():
-            if message == LEADS:  # which is no answer yet: that one may hang
+            if message == LEADS:  # the leader may hang all the same
                 continue
             self.leads, self._answered = False, True  # one does
             if "refused" in message:

@@ -29,7 +29,7 @@ class RemoteProcess:
     shown: bool
     began: float = field(default_factory=time.monotonic)
     code: int | None = None
-    over: float = 0.0
+    ended_at: float = 0.0
     ended: Callable[[Any], None] | None = None
     _lines: list[str] = field(default_factory=list)
     _lost: bool = False
@@ -50,7 +50,7 @@ class RemoteProcess:
             self._has_ended.wait(max(0.0, self._deadline - time.monotonic()))
         return True  # if it stays, its host takes no further part
 
-    stays = ""
+    unkillable = ""
 
     def lines(self) -> list[str]:
         return self._lines
@@ -65,11 +65,10 @@ class RemoteProcess:
         """Notes how it ended."""
         if self.code is not None:
             return
-        # Where its host is lost, nothing is known after the last word that came from there.
-        now = time.monotonic()
-        unheard = now - max(self.member.line.heard, self.began) if lost else 0.0
-        self._lines, self._lost, self.over = [*lines], lost, time.time() - unheard
-        self.code = code
+        # Of a lost host nothing is known after its last message.
+        self.ended_at = max(self.member.line.heard, self.began) if lost else time.monotonic()
+        self._lines, self._lost = [*lines], lost
+        self.code = code  # last: who sees it reads the others
         self._has_ended.set()
         if self.ended is not None:
             self.ended(self)

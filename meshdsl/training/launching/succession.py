@@ -6,9 +6,7 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-from meshdsl.training.checkpointing.copies.starts import Starts
-from meshdsl.training.checkpointing.copies.together import said, together
-from meshdsl.training.checkpointing.newest import FOLDER
+from meshdsl.training.checkpointing.copies.together import said, together_with
 from meshdsl.training.exit_codes import FAILED
 from meshdsl.training.launching.events import (
     NAME,
@@ -51,7 +49,7 @@ class HostSupervisor:
             try:
                 return supervisor.run()
             except Superseded:
-                if supervisor.stays:
+                if supervisor.has_unkillable:
                     return FAILED
                 self.host.report(
                     "another supervisor leads the job now: the processes of this host are "
@@ -91,7 +89,7 @@ def _note_loss(host: Host, succession: Succession) -> None:
     if not isinstance(began, int | float):  # it was lost between two starts, and has counted that
         return
     copies = said(host.copies)
-    reached = newest(host.workdir, together([copies], Starts.read(host.workdir / FOLDER)))
+    reached = newest(host.workdir, together_with(host.workdir, host.copies))
     # Others may hold what this host lacks of its newest copy.
     versions = [*([] if reached is None else [reached]), *((c["step"], c["time"]) for c in copies)]
     last = max((one for one in versions if one[0] > (step or 0)), default=None)

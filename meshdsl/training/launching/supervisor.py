@@ -25,9 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meshdsl.training.checkpointing.copies.starts import Starts
-from meshdsl.training.checkpointing.copies.together import Together, of_no_use, said, together
-from meshdsl.training.checkpointing.newest import FOLDER
+from meshdsl.training.checkpointing.copies.together import Together, of_no_use, together_with
 from meshdsl.training.exit_codes import (
     DONE,
     FAILED,
@@ -87,13 +85,13 @@ class Supervisor:
     """Runs a job to its end: `Supervisor(launch).run()` returns the exit code.
 
     Attributes:
-        stays: whether SIGKILL has not ended a process of this host.
+        has_unkillable: whether SIGKILL has not ended a process of this host.
     """
 
     launch: Launch
     processes: Sequence[Process] = ()
     start: int = 0
-    stays: bool = False
+    has_unkillable: bool = False
     _signal: int | None = None  # the signal that ends the job
     _leaving: int | None = None  # the signal that ends this host's part of it
     _needed: str = ""  # why the job ends with this host
@@ -104,7 +102,7 @@ class Supervisor:
     _wakes: threading.Event = field(default_factory=threading.Event)
     _restarts: deque[float] = field(default_factory=deque)
     _in_vain: int = 0  # failures in a row without a checkpoint between them
-    _seen: float = 0.0  # when the end of a start was seen, in seconds since 1970
+    _seen: float = 0.0  # when the end of a start was seen, by `time.monotonic`
     _losses: Losses = field(default_factory=Losses)
 
     def run(self) -> int:
@@ -145,13 +143,12 @@ class Supervisor:
                 return self._leave()
             reached = newest(self.launch.workdir, self._copies())
             first = self._started(processes, events, reached, down_since)
-            since = first.over
-            down_since = time.monotonic() - max(time.time() - since, 0.0)
+            down_since = first.ended_at
             assert first.code is not None
             if self._renewing and first.code in _SAVED and self._signal is None:
                 events.write("renewed", start=self.start)
                 down_since = None
-                if self.stays:
+                if self.has_unkillable:
                     return self._step_aside()
                 if self._leaving is not None:
                     return self._leave()
@@ -161,8 +158,8 @@ class Supervisor:
                 self._recovered(first_step(events.file, self.start))
                 self._conclude(first, time.monotonic() - began)
                 return self._exit_code(first.code)
-            again = self._failed(first, since, events, reached)
-            if self.stays:
+            again = self._failed(first, events, reached)
+            if self.has_unkillable:
                 return self._step_aside()
             if not again or self._signal is not None:
                 return self._exit_code(first.code)
@@ -251,7 +248,7 @@ class Supervisor:
                 for process in processes:
                     process.send(came)
             first = self._first_to_decide(exits)
-            self._seen = time.time()
+            self._seen = time.monotonic()
             return first
         except OSError as error:
             raise ValueError(
@@ -260,9 +257,10 @@ class Supervisor:
         finally:
             for process in processes:
                 process.stop()
-            for process in [one for one in processes if not one.kill()]:
-                self.stays = True
-                self.launch.report(process.stays)
+            for process in processes:
+                if not process.kill():
+                    self.has_unkillable = True
+                    self.launch.report(process.unkillable)
 
     def _first_to_decide(self, exits: queue.SimpleQueue[Process]) -> Process:
         """Returns the first process that failed; else the first one that ended not as done."""
@@ -311,14 +309,12 @@ class Supervisor:
             return self.start == 1
         return code in FINAL or code in (-signal.SIGTERM, -signal.SIGINT)
 
-    def _failed(
-        self, first: Process, since: float, events: Events, before: tuple[int, float] | None
-    ) -> bool:
+    def _failed(self, first: Process, events: Events, before: tuple[int, float] | None) -> bool:
         """Reports a failure and waits before the next start; returns whether there is one."""
         launch, now = self.launch, time.monotonic()
         copies = self._copies()
         reached = newest(launch.workdir, copies)
-        ran = now - first.began - max(time.time() - since, 0.0)
+        ran, since = first.ended_at - first.began, time.time() - (now - first.ended_at)
         stepped = first_step(events.file, self.start)
         self._recovered(stepped)
         fresh = reached is not None and (before is None or reached[0] != before[0])
@@ -332,7 +328,7 @@ class Supervisor:
             code=first.code,
             cause=first.end(),
             step=_step(reached),
-            seen_seconds=round(max(self._seen - since, 0.0), 3),
+            seen_seconds=round(self._seen - first.ended_at, 3),
             ran_seconds=round(ran, 3),
             repeated_seconds=round(repeated, 3),
         )
@@ -342,7 +338,7 @@ class Supervisor:
         launch.report(f"process {first.number} {first.end()} after {ran:.0f} s{stopped}{why}")
         self._show_lines(first)
         self._in_vain = 0 if fresh else self._in_vain + 1
-        if self.stays:
+        if self.has_unkillable:
             return False
         launch.crew.note_failure(first, fresh)
         while self._restarts and now - self._restarts[0] > launch.window:
@@ -375,8 +371,7 @@ class Supervisor:
     def _copies(self) -> list[Together]:
         """Returns what the hosts that are there hold together of each step."""
         launch = self.launch
-        hosts = [said(launch.host_copies), *launch.crew.copies()]
-        return together(hosts, Starts.read(launch.workdir / FOLDER))
+        return together_with(launch.workdir, launch.host_copies, launch.crew.copies())
 
     def _recovered(self, stepped: tuple[float, float] | None) -> None:
         """Counts the recovery that the first step of a start ended."""

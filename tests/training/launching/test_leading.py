@@ -292,16 +292,16 @@ def test_all_places_are_asked_at_the_same_time(monkeypatch):
         raise OSError("no route")
 
     monkeypatch.setattr(leading, "asked", asked)
-    found = leading.Found.at([f"host{n}:1" for n in range(20)])
-    assert (found.connection, found.stand_by, found.reason) == (None, [], "no route")
+    found = leading.Responses.of([f"host{n}:1" for n in range(20)])
+    assert (found.connection, found.standing_by, found.reason) == (None, [], "no route")
 
 
 @pytest.mark.parametrize(
-    ("answers", "found"), [("slowly", "stand_by"), ("never", "silent"), ("closes", "reason")]
+    ("answers", "found"), [("slowly", "standing_by"), ("never", "silent"), ("closes", "reason")]
 )
 def test_a_host_that_answers_slowly_stands_by(answers, found, monkeypatch):
     """On a busy machine. One that stands still, or is no supervisor, does not."""
-    monkeypatch.setattr(leading, "_SPEAK", 60.0 if answers == "slowly" else 0.2)
+    monkeypatch.setattr(leading, "_FIRST_MESSAGE", 60.0 if answers == "slowly" else 0.2)
     with socket.create_server(("localhost", 0)) as listener:
 
         def answer():
@@ -315,10 +315,10 @@ def test_a_host_that_answers_slowly_stands_by(answers, found, monkeypatch):
 
         threading.Thread(target=answer, daemon=True).start()
         place = f"localhost:{listener.getsockname()[1]}"
-        heard = leading.Found.at([place])
+        responses = leading.Responses.of([place])
     closes = "it takes connections and closes them"
-    assert heard.connection is None
-    assert getattr(heard, found) == (closes if answers == "closes" else [place])
+    assert responses.connection is None
+    assert getattr(responses, found) == (closes if answers == "closes" else [place])
 
 
 def hosts_of(processes):
@@ -426,14 +426,12 @@ def test_the_list_of_hosts_is_sent_once_where_many_have_come(leader):
 
 def test_a_host_that_is_lost_late_counts_as_lost_when_it_was_heard_last(monkeypatch):
     """But not before its process began: it may be silent since an earlier start."""
-    monkeypatch.setattr(
-        remote, "time", SimpleNamespace(monotonic=lambda: 1000.0, time=lambda: 5000.0)
-    )
-    for heard, over in ((990.0, 4990.0), (900.0, 4960.0)):
+    monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=lambda: 1000.0))
+    for heard, ended_at in ((990.0, 990.0), (900.0, 960.0)):
         member = SimpleNamespace(line=SimpleNamespace(heard=heard), host="host1")
         one = remote.RemoteProcess(1, 1, member, True, began=960.0)
         one.note_end(1, [], lost=True)
-        assert one.over == over
+        assert one.ended_at == ended_at
 
 
 def test_a_new_leader_waits_for_copies_that_only_the_one_before_has(leader):
@@ -460,11 +458,11 @@ def test_of_several_that_lead_the_first_place_counts(monkeypatch):
         return made[address[0]]
 
     monkeypatch.setattr(leading, "asked", asked)
-    found = leading.Found.at(["gone:1", "first:1", "other:1"])
-    assert found.leads == "first:1" and found.connection is made["first"]
+    found = leading.Responses.of(["gone:1", "first:1", "other:1"])
+    assert found.leader == "first:1" and found.connection is made["first"]
     assert made["other"].fileno() == -1  # closed
     found.connection.close()
     monkeypatch.setattr(leading, "_PREFERRED", 0.0)
-    found = leading.Found.at(["first:1", "other:1"])
-    assert found.leads == "other:1"
+    found = leading.Responses.of(["first:1", "other:1"])
+    assert found.leader == "other:1"
     found.connection.close()

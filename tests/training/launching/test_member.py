@@ -168,7 +168,7 @@ def test_a_host_on_which_a_process_stays_starts_no_other(first, monkeypatch, tmp
     first.children = {1: child}
     assert first._start(None, {"start": 1, "of": 3, "shown": True}) is False
     assert first.children == {1: child}
-    assert said == [child.stays]
+    assert said == [child.unkillable]
     child.send(signal.SIGKILL)
 
 
@@ -184,7 +184,7 @@ def test_the_first_host_leads_before_its_patience_ends(first, monkeypatch):
 
 def test_a_host_on_which_a_process_stays_does_not_join_another_leader(first, monkeypatch):
     class Superseded:
-        stays = True
+        has_unkillable = True
 
         def run(self):
             raise leading.Superseded

@@ -372,7 +372,7 @@ def test_a_host_on_which_a_process_stays_takes_no_further_part(
     said = []
     launch = Launch(Crew(command, range(2)), tmp_path, 5, 3600.0, said.append)
     one = Supervisor(launch)
-    assert one.run() == FAILED and one.stays
+    assert one.run() == FAILED and one.has_unkillable
     assert closed == [(FAILED, others)]
     (pid,) = starts(tmp_path, 1)
     told = f"process 1 (pid {pid}) has not ended 0.5 s after SIGKILL: the kernel waits for a device"

@@ -18,6 +18,7 @@ from meshdsl.training.checkpointing.newest import (
     ABOUT,
     BESIDE,
     FIRST,
+    FOLDER,
     NEEDS,
     START,
     copies_in,
@@ -81,6 +82,13 @@ def together(hosts: Iterable[Sequence[dict[str, Any]]], starts: Starts) -> list[
         lacking = sorted({process for each in lost for process in each})
         found.append(Together(version[0], times[version], lacking))
     return found
+
+
+def together_with(
+    workdir: Path, folder: Path | None, others: Iterable[Sequence[dict[str, Any]]] = ()
+) -> list[Together]:
+    """Returns what this host, whose copies are in a folder, and others hold of a job together."""
+    return together([said(folder), *others], Starts.read(workdir / FOLDER))
 
 
 def newest_together(found: Sequence[Together]) -> tuple[int, float] | None:
