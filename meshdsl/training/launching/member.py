@@ -68,6 +68,7 @@ class Member:
     children: dict[int, Child] = field(default_factory=dict)
     _line: Line | None = None
     _start_number: int = 0
+    _waits: bool = False  # whether its processes were stopped, and it has not said more since
     _signal: int | None = None  # the first that came, which decides the exit code
     _reported: set[str] = field(default_factory=set)
     _id: str = field(default_factory=lambda: os.urandom(8).hex())
@@ -122,6 +123,7 @@ class Member:
                     return FAILED if code is None else code
                 if welcome:
                     patience, since, lost = self.host.patience[1], time.monotonic(), heard
+                    self._waits = True
                     self.host.report(
                         f"the first supervisor, at {self._first}, leaves the job: another one leads"
                         if self._left
@@ -293,6 +295,9 @@ class Member:
             elif "hosts" in message:
                 self._hosts = [Listed.read(one) for one in message["hosts"]]
                 self._starts = message["starts"]
+                if self.host.spare:
+                    where = f"joined the job, which {self._first} leads"
+                    self._report_once(f"{where}: waits until another host is lost")
             elif "leaves" in message:
                 self._left = True
             elif "start" in message:
@@ -320,6 +325,11 @@ class Member:
             self._rehearsals.end()
             if not self._end_processes():
                 return False
+            if self._waits or message["of"] > self._start_number + 1:
+                self.host.report(
+                    f"takes part in start {message['of']}, with process {message['start']}"
+                )
+            self._waits = False
             self.children, self._start_number = {}, message["of"]
         number, of = message["start"], message["of"]
         self._starts = of

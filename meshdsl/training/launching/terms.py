@@ -126,7 +126,8 @@ def misfit(hello: Mapping[str, Any], terms: Terms) -> str:
     """Returns why a supervisor cannot take part, whenever it comes."""
     elastic = None if terms.elastic is None else terms.elastic.axis
     if hello["elastic"] != elastic:
-        return f"--elastic_axis is {hello['elastic']} on {hello['host']} and {elastic} here"
+        theirs, ours = (axis or "not given" for axis in (hello["elastic"], elastic))
+        return f"--elastic_axis is {theirs} on {hello['host']} and {ours} on the first host"
     if hello["total"] != terms.total:
         return f"--num_processes is {hello['total']} on {hello['host']} and {terms.total} here"
     first, last = hello["first"], hello["first"] + hello["processes"] - 1

@@ -80,6 +80,7 @@ def test_all_that_compiles_ahead_on_a_host_ends_before_a_start(compiles, tmp_pat
     """Each place has one, and the second does not end the first."""
     begun = "import sys, time; open(sys.argv[1], 'w').close(); time.sleep(60)"
     one, said = compiles(begun, range(1, 3))
+    one._start_number = 1  # it takes part in the start that rehearses
     line = SimpleNamespace(send=lambda **message: said.append(message))
     for number in (1, 2):
         message = {"rehearse": number, "of": 1, "variables": {}}
@@ -192,3 +193,23 @@ def test_a_host_on_which_a_process_stays_does_not_join_another_leader(first, mon
     monkeypatch.setattr(succession.Member, "run", lambda self: leading.Succession())
     monkeypatch.setattr(succession.HostSupervisor, "_leader", lambda self, end: Superseded())
     assert succession.HostSupervisor(first.host, (5, 60.0)).run() == FAILED
+
+
+def test_a_host_says_when_it_takes_part_after_it_has_waited(first, monkeypatch):
+    """Else a spare host, or one that comes back, says nothing while it trains."""
+    monkeypatch.setattr(children.Child, "start", lambda self, *given: None)
+    reports = []
+    first.host = replace(first.host, report=reports.append)
+
+    def start(of):
+        message = {"of": of, "start": 1, "shown": True, "flags": [], "variables": {}}
+        assert first._start(None, message)
+
+    start(1)
+    start(2)
+    assert reports == []
+    start(4)  # another host had its place in the third
+    first._waits = True  # its connection was broken
+    start(5)
+    start(6)
+    assert reports == [f"takes part in start {of}, with process 1" for of in (4, 5)]
