@@ -103,11 +103,11 @@ class Stopping:
         """Raises what a signal asks for: KeyboardInterrupt or `Stopped`."""
         if self.signal is None:
             return
+        if self.signal == NOTICE:  # a supervisor sends it too, before it starts more processes
+            raise Stopped(f"ended by a notice after step {step} of {steps}", UNFINISHED)
         reason = f"interrupted after step {step} of {steps}"
         if self.signal == signal.SIGTERM:
             raise Stopped(reason)
-        if self.signal == NOTICE:
-            raise Stopped(reason, UNFINISHED)
         raise KeyboardInterrupt(reason)
 
     @contextmanager
@@ -127,10 +127,11 @@ class Stopping:
             first, self.signal = self.signal is None, self.signal or number
             self._event.set()
             again = b"Ctrl-C again" if number == signal.SIGINT else b"the next signal"
+            at_once = b"; " + again + b" stops at once"
             if number == NOTICE:
                 if not first:
                     return
-                again = b"two signals"
+                at_once = b""
             else:
                 for other in _SIGNALS:
                     signal.signal(other, before[other])
@@ -138,7 +139,7 @@ class Stopping:
                     timers.append(_ignored_for_a_while(number))
             begin()
             with suppress(OSError):  # nobody reads it any more
-                os.write(2, b"\nstopping after this step; " + again + b" stops at once\n")
+                os.write(2, b"\nstopping after this step" + at_once + b"\n")
 
         if NOTICE is not None and signal.getsignal(NOTICE) == signal.SIG_DFL:
             before[NOTICE] = signal.SIG_DFL

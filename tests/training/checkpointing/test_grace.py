@@ -61,15 +61,18 @@ def grace(seconds, workdir):
     return Grace(seconds, workdir, said.append), said
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, UNFINISHED)])
+@pytest.mark.parametrize(
+    ("number", "code", "ended"),
+    [(signal.SIGTERM, 143, "interrupted"), (signal.SIGUSR1, UNFINISHED, "ended by a notice")],
+)
 def test_the_signals_of_schedulers_end_a_run_that_is_saved_within_the_grace(
-    number, code, tmp_path, capfd
+    number, code, ended, tmp_path, capfd
 ):
     """Slurm's --signal=USR1@60, or SIGTERM of Slurm, GKE and Cloud TPU."""
     more = {"saving": Saving(), "stops": Stops(grace=60)}
     with pytest.raises(Stopped) as error:
         run(tmp_path, signalled(number), **more)
-    assert (error.value.code, error.value.reason) == (code, "interrupted after step 4 of 8")
+    assert (error.value.code, error.value.reason) == (code, f"{ended} after step 4 of 8")
     assert steps_in(tmp_path / "checkpoints") == [4]
     told = capfd.readouterr().err
     assert "saving step 4 takes about " in told and " are left of --grace=60" in told
