@@ -16,7 +16,7 @@ from meshdsl.cli.flags import read, written
 from meshdsl.cli.help import HELP
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.training.checkpointing.workdir import locked
+from meshdsl.training.checkpointing.workdir import locked, locked_copies
 from meshdsl.training.launching.crew import Crew, OneHost
 from meshdsl.training.launching.elastic import Elastic
 from meshdsl.training.launching.succession import HostSupervisor
@@ -93,7 +93,8 @@ def main(values: flags.FlagValues, problems: Problems, words: Sequence[str] = ()
         if values.spare
         else "choose another, or for another host of the job another --first_process"
     )
-    with locked(trains.workdir, f"launch.{who}.lock", instead), closing(warm):
+    lock = locked(trains.workdir, f"launch.{who}.lock", instead)
+    with lock, locked_copies(copies), closing(warm):
         times, where = (values.max_restarts, values.restart_window), trains.coordinator
         alone = trains.num_processes is None or len(numbers) == trains.num_processes
         alone = alone and not values.spare

@@ -9,7 +9,7 @@ import socket
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -51,6 +51,41 @@ def locked(
             lock.write(json.dumps(_myself()).encode())
         yield folder
         lock.truncate(0)
+
+
+@contextmanager
+def locked_copies(folder: Path | None) -> Iterator[None]:
+    """Creates a host's folder of copies and locks it while its block runs; None: there is none.
+
+    The folder itself is locked, so that nothing else is in it: it goes with its last copy.
+
+    Raises:
+        ValueError: another supervisor has locked it, or it cannot be created.
+    """
+    if folder is None:
+        yield
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise ValueError(f"--host_copies={folder} cannot be created: {error.strerror}") from error
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(opened)
+        raise ValueError(
+            f"another supervisor on this machine keeps copies in {folder}, and would take those of "
+            "this one for its own: choose another --host_copies"
+        ) from error
+    except OSError:  # a disk without locks
+        pass
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # it stays if anything is in it
+            folder.rmdir()
+        os.close(opened)
 
 
 @contextmanager

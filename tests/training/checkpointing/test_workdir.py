@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from meshdsl.training.checkpointing.saving import Saving, differences
-from meshdsl.training.checkpointing.workdir import locked
+from meshdsl.training.checkpointing.workdir import locked, locked_copies
 
 # Has the system refuse flock (73 on x86-64) with an error, as a disk without locks does.
 REFUSING = """
@@ -85,3 +85,20 @@ def test_settings_are_compared_as_json_stores_them():
         Saving(defaults={"dtype": object()})
     with pytest.raises(ValueError, match="config and defaults must be what JSON can write"):
         Saving(config={"dtype": object()})
+
+
+def test_two_supervisors_of_one_machine_do_not_share_copies(tmp_path):
+    """Each would take those of the other for its own, and delete them."""
+    folder = tmp_path / "long" / "copies"
+    with locked_copies(None), locked_copies(folder):
+        message = f"another supervisor on this machine keeps copies in {folder}, and would take"
+        with pytest.raises(ValueError, match=re.escape(message)), locked_copies(folder):
+            pass
+        assert folder.is_dir()
+    assert not folder.exists()
+    with locked_copies(folder):
+        (folder / "process.0").mkdir()
+    assert (folder / "process.0").is_dir()
+    (folder / "file").touch()
+    with pytest.raises(ValueError, match="cannot be created: "), locked_copies(folder / "file"):
+        pass
