@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -38,12 +39,14 @@ class Child:
     Attributes:
         number: its number in the job.
         shown: whether its output is shown as it comes.
+        host: what messages call its host.
         code: its exit code, minus the signal that ended it, or None while it runs.
         ended_at: when it ended, by `time.monotonic`.
     """
 
     number: int
     shown: bool
+    host: str = field(default_factory=socket.gethostname)
     began: float = field(default_factory=time.monotonic)
     code: int | None = None
     ended_at: float = 0.0

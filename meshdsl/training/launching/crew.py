@@ -23,6 +23,7 @@ class Process(Protocol):
     """A process of the job, on this host or on another one; see `children.Child`."""
 
     number: int
+    host: str  # what messages call its host
     shown: bool
     began: float
     code: int | None

@@ -3,13 +3,12 @@
 `started` has `start` (from 1), `processes`, `step` (of the newest checkpoint or copy) and, after a
 failure, `down_seconds`. `stepped`, of the first process when the first step of a start is finished,
 has `start`, `step`, `start_seconds` since the start, and after a failure `recovery_seconds` since
-it. `failed` has `start`, `process`, `code`, `cause`, `step`, `seen_seconds` from the process's end,
-or its lost host's last message, until that was seen, `ran_seconds` before it, and
+it. `failed` has `start`, `process`, `host`, `code`, `cause`, `step`, `seen_seconds` from the
+process's end, or its lost host's last message, until that was seen, `ran_seconds` before it, and
 `repeated_seconds`: those of steps since `step`, which are repeated. Its `time` is that end or
-message. `renewed` has
-`start`, which was stopped so that other hosts take part. `compiled_ahead` has `start`, in which all
-hosts have compiled the programs of one with fewer `processes`. `ended` has `start` and `code`. All
-have `time`, in seconds since 1970.
+message. `renewed` has `start`, which was stopped so that other hosts take part. `compiled_ahead`
+has `start`, in which all hosts have compiled the programs of one with fewer `processes`. `ended`
+has `start` and `code`. All have `time`, in seconds since 1970.
 """
 
 from __future__ import annotations
@@ -124,6 +123,22 @@ def first_step(file: Path, start: int) -> tuple[float, float] | None:
         if event.get("start") == start and event.get("event") == "stepped":
             found = _number(event.get("time")), _number(event.get("recovery_seconds"))
     return found
+
+
+def compiled_counts(file: Path) -> set[int]:
+    """Returns for how many processes the programs of a job were compiled, by its record."""
+    counts: set[int] = set()
+    started = 0
+    for event in readable_events(file):
+        kind, processes = event.get("event"), event.get("processes")
+        if kind == "started":
+            counts = set() if event.get("start") == 1 else counts  # of an earlier command
+            started = len(processes) if isinstance(processes, list) else 0
+        elif kind == "stepped" and started:
+            counts.add(started)
+        elif kind == "compiled_ahead" and isinstance(processes, int):
+            counts.add(processes)
+    return counts
 
 
 def readable_events(file: Path) -> list[Mapping[str, Any]]:

@@ -35,7 +35,7 @@ from meshdsl.training.checkpointing.newest import delete_copies
 from meshdsl.training.exit_codes import DONE, FAILED, NOTICE, UNFINISHED
 from meshdsl.training.launching.children import Child
 from meshdsl.training.launching.crew import Job, Missing, free_port, meeting_flags
-from meshdsl.training.launching.events import NAME, Events, newest
+from meshdsl.training.launching.events import NAME, Events, compiled_counts, newest
 from meshdsl.training.launching.job_time import START
 from meshdsl.training.launching.leading import (
     LEADS,
@@ -47,6 +47,7 @@ from meshdsl.training.launching.leading import (
     names_of,
 )
 from meshdsl.training.launching.lines import Line
+from meshdsl.training.launching.places import Named, Place, change, host_of, in_order
 from meshdsl.training.launching.rehearsing import REHEARSAL, Rehearsals
 from meshdsl.training.launching.remote import RemoteHost, RemoteProcess
 from meshdsl.training.launching.terms import Devices, Host, misfit, other_code, other_devices
@@ -93,7 +94,7 @@ class Hosts:
         self._has_begun = starts > 0
         if starts:
             self._lost_at -= min(away, host.shrink_after)
-        self._last_places: list[tuple[str, int]] = []  # the places of the last start
+        self._last: list[tuple[Named, str]] = []  # the places of the last start, and their hosts
         self._blamed: list[str] = []  # which others failed first, one after another, in vain
         self._avoided: set[str] = set()  # hosts that failed again and again
         self._list_is_due = False  # whether a timer sends the list of hosts
@@ -111,7 +112,8 @@ class Hosts:
         self._rehearsals = Rehearsals()
         self._ahead = 0  # for how many processes programs are compiled ahead
         self._unfinished: set[tuple[int, int]] = set()  # which still compile, of which start
-        self._compiled: set[int] = set()  # for how many processes there are programs
+        # For how many processes there are programs.
+        self._compiled = compiled_counts(host.workdir / NAME) if starts else set[int]()
         self._devices: set[Devices | None] = set()  # how many the processes of other hosts have had
         port = address_of(terms.coordinator)[1]
         if not starts:  # where its first processes meet
@@ -150,7 +152,9 @@ class Hosts:
                     self._report(f"waiting for {who}")
                     report_at = now + _REPORT_EVERY
                 self._changed.wait(_POLL)
-            return [] if job.ending else self._take(self._kept(self._places()[:count]))
+            if job.ending:
+                return []
+            return self._take(in_order(self._places()[:count], self._last_places))
 
     def _count(self) -> int:
         """Returns how many processes start now; 0: it waits for more places.
@@ -200,23 +204,27 @@ class Hosts:
         there = len(self._places())
         return next((count for count in self._counts if count <= there), 0)
 
-    def _places(self) -> list[tuple[RemoteHost | None, int]]:
+    @property
+    def _last_places(self) -> list[Named]:
+        return [place for place, _ in self._last]
+
+    def _places(self) -> list[Place]:
         """Returns the places of all hosts in their order; None: this host.
 
         Those of the last start come first, since copies in memory are of these. A host that fails
         again and again comes last, so that a spare one takes its place.
         """
-        before = {own_id: at for at, (own_id, _) in enumerate(self._last_places)}
+        before = {place.own_id: at for at, place in enumerate(self._last_places)}
         members = [member for member in self._members if not member.leaving]
 
         def order(member: RemoteHost) -> tuple[int, bool, int]:
             return before.get(member.own_id, len(before)), member.spare, member.numbers[0]
 
         here = () if self._leaves else self._host.numbers
-        places: list[tuple[RemoteHost | None, int]] = [(None, n) for n in here]
+        places: list[Place] = [(None, n) for n in here]
         for member in sorted(members, key=order):
             places += [(member, n) for n in member.numbers]
-        return sorted(places, key=lambda place: _named(place)[0] in self._avoided)
+        return sorted(places, key=lambda place: Named.of(place).own_id in self._avoided)
 
     def note_failure(self, process: Child | RemoteProcess, progress: bool) -> None:
         if isinstance(process, Child):  # the host that leads has process 0, in every start
@@ -228,7 +236,7 @@ class Hosts:
         if len(last) < _IN_A_ROW or {*last} != {own_id} or own_id in self._avoided:
             return
         with self._changed:
-            rest = [place for place in self._places() if _named(place)[0] not in self._avoided]
+            rest = [one for one in self._places() if Named.of(one).own_id not in self._avoided]
             step, without = self._step_of(self._together()), self._step_of(self._together(own_id))
             has_only_copy = self._lacks() or step != without
         gives_up_copies = len(self._blamed) >= _AT_ANY_COST
@@ -240,28 +248,15 @@ class Hosts:
                 "devices work (`meshdsl doctor`)"
             )
 
-    def _kept(
-        self, places: Sequence[tuple[RemoteHost | None, int]]
-    ) -> list[tuple[RemoteHost | None, int]]:
-        """Returns places in an order in which those of the last start keep their numbers."""
-        before = {place: number for number, place in enumerate(self._last_places)}
-        kept: dict[int, tuple[RemoteHost | None, int]] = {}
-        others = []
-        for place in places:
-            number = before.get(_named(place), len(places))
-            if number < len(places):
-                kept[number] = place
-            else:
-                others.append(place)
-        rest = iter(others)
-        return [kept[n] if n in kept else next(rest) for n in range(len(places))]
-
-    def _take(self, places: Sequence[tuple[RemoteHost | None, int]]) -> list[Child | RemoteProcess]:
+    def _take(self, places: Sequence[Place]) -> list[Child | RemoteProcess]:
         """Returns processes in some places, numbered anew."""
         self._rehearsals.end()
         self._compiled.add(len(places))
         self._meeting = self._terms.meeting
-        self._last_places, self._has_begun = [*map(_named, places)], True
+        if changed := change(places, self._last):
+            self._report(changed)
+        self._last = [(Named.of(place), host_of(place)) for place in places]
+        self._has_begun = True
         self._tell_hosts()
         self._devices |= {member.devices for member, _ in places if member is not None}
         processes: list[Child | RemoteProcess] = []
@@ -284,7 +279,8 @@ class Hosts:
     def _dismiss_leaving(self) -> None:
         """Lets hosts go whose processes have saved their state."""
         for member in [member for member in self._members if member.leaving]:
-            member.line.send(over=UNFINISHED if member.leaving == NOTICE else 128 + member.leaving)
+            code = UNFINISHED if member.leaving == NOTICE else 128 + member.leaving
+            member.line.send(over=code, leaving=member.leaving)
             self._members.remove(member)
 
     def _check_leads(self) -> None:
@@ -310,7 +306,7 @@ class Hosts:
         """Has programs compiled for as many processes as are left when the largest host is lost."""
         elastic = self._terms.elastic
         assert elastic is not None
-        owners = [own_id for own_id, _ in self._last_places]
+        owners = [place.own_id for place in self._last_places]
         left = len(owners) - max(map(owners.count, owners))
         count = next((count for count in self._counts if count <= left), 0)
         if not count or count in self._compiled:
@@ -380,7 +376,7 @@ class Hosts:
             needed = self._needed(None)
             self._leaves = self._has_begun and not needed
         if not self._has_begun:
-            return "it has not begun, and is not begun without the first host"
+            return "it has not begun, and does not begin without this host"
         return needed or None
 
     def _left_without(self, member: RemoteHost | None) -> int:
@@ -397,7 +393,7 @@ class Hosts:
         return (
             f"the other hosts have places for {left} of its {self._terms.total} processes, and it "
             f"{needs}. A host with --spare would take the place of "
-            f"{'the first one' if member is None else member.host}"
+            f"{'this one' if member is None else member.host}"
         )
 
     def close(self, code: int, goes_on: bool = False) -> None:
@@ -492,7 +488,7 @@ class Hosts:
                 self._report_once(f"the supervisor on {hello.get('host')} is refused: {refusal}")
             line.close()
             return
-        line.send(welcome=True)
+        line.send(welcome=socket.gethostname())
         with self._changed:
             self._tell_change()
         for message in messages:
@@ -519,7 +515,7 @@ class Hosts:
     def _lost(self, member: RemoteHost) -> None:
         """Notes that a host has gone."""
         self._tell_change()
-        if not member.spare or any(own_id == member.own_id for own_id, _ in self._last_places):
+        if not member.spare or any(one.own_id == member.own_id for one in self._last_places):
             self._lost_at = time.monotonic()
 
     def _signalled(self, member: RemoteHost, number: int) -> None:
@@ -579,22 +575,16 @@ class Hosts:
                 if old.own_id == new.own_id or (quiet and {*old.numbers} & {*new.numbers}):
                     self._members.remove(old)  # it comes again, and its old connection is dead
                     old.line.close()
-            owners = {n: "the first host" for n in self._host.numbers}
+            owners = {n: socket.gethostname() for n in self._host.numbers}
             for member in self._members:
                 owners |= {} if member.spare else {n: member.host for n in member.numbers}
             twice = [] if new.spare else [n for n in new.numbers if n in owners]
             if twice:
                 return (
-                    f"{listed(twice)}: {owners[twice[0]]} has the same. Give the supervisor on "
-                    f"{new.host} another --first_process"
+                    f"{listed(twice)}: the one on {owners[twice[0]]} has the same. Give the "
+                    f"supervisor on {new.host} another --first_process"
                 )
             self._members.append(new)
             self._awaited.pop(new.own_id, None)
             self._changed.notify_all()
         return ""
-
-
-def _named(place: tuple[RemoteHost | None, int]) -> tuple[str, int]:
-    """Returns a place as what stays the same when its supervisor comes again."""
-    member, number = place
-    return ("" if member is None else member.own_id), number

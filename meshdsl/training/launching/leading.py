@@ -55,6 +55,7 @@ class Succession:
         lost: when the one before was lost, in seconds since 1970.
         others: the hosts that stood by then, and so will come.
         left: whether the one before has left the job, whose state is saved.
+        host: what messages call the host of the one before.
     """
 
     coordinator: str | None = None
@@ -62,6 +63,7 @@ class Succession:
     lost: float = 0.0
     others: tuple[Listed, ...] = ()
     left: bool = False
+    host: str = ""
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,7 @@ class Member:
     _said: str = ""  # what the workdir said of who leads when it was read last
     _rehearsals: Rehearsals = field(default_factory=Rehearsals)
     _first: str = ""  # where the one that it is or was connected to is
+    _first_host: str = ""  # what messages call the host of that one
     # When each candidate stood by last.
     _stood_by: dict[str, float] = field(default_factory=dict)
     # Until when places are passed over where something takes connections, and does not answer.
@@ -108,7 +109,8 @@ class Member:
                 if isinstance(connection, str):
                     others = [one for one in self._alive if one.own_id != self._id]
                     where = connection or None
-                    return Succession(where, self._starts, lost, tuple(others), self._left)
+                    own = self._starts, lost, tuple(others), self._left, self._first_host
+                    return Succession(where, *own)
                 if connection is None:
                     return self._given_up(patience)
                 self._line = Line(connection, self.host.terms.silence)
@@ -285,9 +287,13 @@ class Member:
                     raise ValueError(refusal)
                 self._report_once(refusal)
             elif "over" in message:
+                if message.get("leaving"):
+                    name = signal.Signals(message["leaving"]).name
+                    self.host.report(f"{name} takes this host away: the others go on")
                 return welcome, self._over(int(message["over"]))
             elif "welcome" in message:
                 welcome = self.joined = True
+                self._first_host = message["welcome"]
                 self._left = False
                 line.wait(self.host.terms.silence)
                 if self._signal is not None:  # it came while this one was not connected

@@ -36,6 +36,10 @@ class RemoteProcess:
     _deadline: float = 0.0
     _has_ended: threading.Event = field(default_factory=threading.Event)
 
+    @property
+    def host(self) -> str:
+        return self.member.host
+
     def send(self, number: int) -> None:
         if self.code is None:
             self.member.line.send(signal=number, process=self.number, of=self.start)
@@ -56,7 +60,7 @@ class RemoteProcess:
         return self._lines
 
     def end(self) -> str:
-        where = f" on {self.member.host}"
+        where = f" on {self.host}"
         if self._lost:
             return f"is lost: nothing is heard of its supervisor{where}"
         return how_ended(self.code) + where

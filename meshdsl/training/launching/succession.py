@@ -64,8 +64,8 @@ class HostSupervisor:
             host = replace(host, terms=terms)
             gone = "has left the job" if succession.left else "is lost"
             host.report(
-                f"the first supervisor {gone}: the one of this host, at {terms.coordinator}, "
-                "leads the job from now on"
+                f"the first supervisor, on {succession.host}, {gone}: the one of this host, at "
+                f"{terms.coordinator}, leads the job from now on"
             )
         is_away = succession.starts and not succession.left
         away = max(time.time() - succession.lost, 0.0) if is_away else math.inf
@@ -100,7 +100,8 @@ def _note_loss(host: Host, succession: Succession) -> None:
         "failed",
         time=round(succession.lost, 3),
         start=succession.starts,
-        process=0,
+        process=0,  # which the host that leads has, in every start
+        host=succession.host,
         code=FAILED,
         cause="is lost: its host had the first supervisor, of which nothing is heard",
         step=None if reached is None else reached[0],

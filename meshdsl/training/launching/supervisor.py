@@ -183,7 +183,7 @@ class Supervisor:
             return
         if needed:
             name = signal.Signals(number).name
-            self._needed = f"{name} to the first host has ended the job: {needed}"
+            self._needed = f"{name} to this host has ended the job: {needed}"
         self.pass_on(number)
 
     def _leave(self) -> int:
@@ -325,6 +325,7 @@ class Supervisor:
             time=round(since, 3),
             start=self.start,
             process=first.number,
+            host=first.host,
             code=first.code,
             cause=first.end(),
             step=_step(reached),
@@ -392,6 +393,11 @@ class Supervisor:
         assert first.code is not None
         if first.code not in (DONE, UNFINISHED):
             self._show_lines(first)
+        if self._signal is not None and newest(self.launch.workdir, self._copies()) is None:
+            name = signal.Signals(self._signal).name
+            self.launch.report(
+                f"{name} came before a step was saved: the same command begins at the beginning"
+            )
         lost = self._losses
         if lost.failures:
             self.launch.report(

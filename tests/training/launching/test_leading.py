@@ -350,6 +350,7 @@ def test_a_host_that_fails_again_and_again_gives_its_place_to_a_spare_one(alone,
         crew.note_failure(used[2], progress=False)
         used = again(crew)
     assert said[0].startswith("2 starts in a row failed on host2 first, without a step between")
+    assert said[1] == "host3 takes part in the place of host2, with process 2"
     assert hosts_of(used) == ["", "host1", "host3"]
 
 

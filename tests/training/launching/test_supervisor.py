@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -84,6 +85,7 @@ def test_all_are_started_again_when_one_is_killed(launched, tmp_path):
     assert kinds == [("started", 1), ("failed", 1), ("started", 2), ("ended", 2)]
     failed = events(tmp_path)[1]
     assert (failed["process"], failed["code"], failed["step"]) == (1, -9, None)
+    assert failed["host"] == socket.gethostname()
     assert failed["time"] >= events(tmp_path)[0]["time"] and 0 <= failed["seen_seconds"] < 60
     assert losses(tmp_path).failures == 1
 
@@ -173,7 +175,8 @@ def test_a_signal_reaches_all_and_ends_the_job(number, code, launched, tmp_path)
 
     thread = threading.Thread(target=tell)
     thread.start()
-    assert launched(program) == (code, [])
+    begins = f"{number.name} came before a step was saved: the same command begins at the beginning"
+    assert launched(program) == (code, [begins])
     thread.join()
     assert [(tmp_path / f"got.{n}").read_text() for n in range(2)] == [str(int(number))] * 2
 
@@ -196,7 +199,8 @@ def test_a_signal_after_a_notice_is_the_first_one(launched, tmp_path):
 
     thread = threading.Thread(target=tell)
     thread.start()
-    assert launched(program) == (75, [])
+    code, said = launched(program)
+    assert code == 75 and said[0].startswith("SIGUSR1 came before a step was saved")
     thread.join()
 
 
