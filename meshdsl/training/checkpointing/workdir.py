@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+_LOCK = "launch.lock"  # in a host's folder of copies
+
 
 @contextmanager
 def locked(
@@ -57,7 +59,7 @@ def locked(
 def locked_copies(folder: Path | None) -> Iterator[None]:
     """Creates a host's folder of copies and locks it while its block runs; None: there is none.
 
-    The folder itself is locked, so that nothing else is in it: it goes with its last copy.
+    The folder goes with the lock, if nothing else is in it.
 
     Raises:
         ValueError: another supervisor has locked it, or it cannot be created.
@@ -65,27 +67,50 @@ def locked_copies(folder: Path | None) -> Iterator[None]:
     if folder is None:
         yield
         return
+    lock = folder / _LOCK
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        while (opened := _locked_file(lock)) is None:
+            pass
+    except BlockingIOError as error:
+        raise ValueError(
+            f"another supervisor keeps copies in {folder}, on this machine or on a disk that hosts "
+            "share, and would take those of this one for its own: choose another --host_copies, "
+            "such as /dev/shm/mine"
+        ) from error
     except OSError as error:
         raise ValueError(f"--host_copies={folder} cannot be created: {error.strerror}") from error
     try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(opened)
-        raise ValueError(
-            f"another supervisor on this machine keeps copies in {folder}, and would take those of "
-            "this one for its own: choose another --host_copies"
-        ) from error
-    except OSError:  # a disk without locks
-        pass
-    try:
         yield
     finally:
-        with suppress(OSError):  # it stays if anything is in it
+        with suppress(OSError):
+            lock.unlink()
             folder.rmdir()
         os.close(opened)
+
+
+def _locked_file(lock: Path) -> int | None:
+    """Returns a file that it has created and locked; None: its last owner has just deleted it.
+
+    Raises:
+        BlockingIOError: another process has locked it.
+    """
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        opened = os.open(lock, os.O_RDONLY | os.O_CREAT, 0o644)
+    except FileNotFoundError:  # so is its folder
+        return None
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(opened)
+        raise
+    except OSError:  # a disk without locks
+        return opened
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(opened), lock.stat()):
+            return opened
+    os.close(opened)
+    return None
 
 
 @contextmanager

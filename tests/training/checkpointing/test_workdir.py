@@ -1,16 +1,19 @@
 """One run at a time has a workdir, where the disk can tell."""
 
 import errno
+import fcntl
 import os
 import platform
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 
 import pytest
 
+from meshdsl.training.checkpointing.checkpoints import Checkpoints
 from meshdsl.training.checkpointing.saving import Saving, differences
 from meshdsl.training.checkpointing.workdir import locked, locked_copies
 
@@ -90,12 +93,36 @@ def test_settings_are_compared_as_json_stores_them():
 def test_two_supervisors_of_one_machine_do_not_share_copies(tmp_path):
     """Each would take those of the other for its own, and delete them."""
     folder = tmp_path / "long" / "copies"
+    message = f"another supervisor keeps copies in {folder}, on this machine or on a disk that"
     with locked_copies(None), locked_copies(folder):
-        message = f"another supervisor on this machine keeps copies in {folder}, and would take"
-        with pytest.raises(ValueError, match=re.escape(message)), locked_copies(folder):
-            pass
-        assert folder.is_dir()
+        for _ in range(2):
+            with pytest.raises(ValueError, match=re.escape(message)), locked_copies(folder):
+                pass
+            # A run that ends deletes its copies, and the folder if nothing else is in it.
+            with Checkpoints(tmp_path / "kept", host_copies=folder):
+                pass
     assert not folder.exists()
+
+
+def test_a_folder_of_copies_is_locked_while_its_last_owner_deletes_it(tmp_path, monkeypatch):
+    """What is locked has to be the file that others find there."""
+    folder, flock, deleted = tmp_path / "copies", fcntl.flock, []
+
+    def locks(*given):
+        if not deleted:
+            deleted.append(shutil.rmtree(folder))
+        return flock(*given)
+
+    monkeypatch.setattr(fcntl, "flock", locks)
+    with locked_copies(folder):
+        assert deleted == [None]
+        with pytest.raises(ValueError, match="another supervisor"), locked_copies(folder):
+            pass
+    assert not folder.exists()
+
+
+def test_a_folder_of_copies_stays_as_long_as_anything_is_in_it(tmp_path):
+    folder = tmp_path / "copies"
     with locked_copies(folder):
         (folder / "process.0").mkdir()
     assert (folder / "process.0").is_dir()
