@@ -23,11 +23,14 @@ class Process(Protocol):
     """A process of the job, on this host or on another one; see `children.Child`."""
 
     number: int
-    host: str  # what messages call its host
     shown: bool
     began: float
     code: int | None
     ended_at: float  # by `time.monotonic`
+
+    @property
+    def host(self) -> str:
+        """What messages call its host."""
 
     def send(self, number: int) -> None:
         """Sends it a signal."""

@@ -47,7 +47,7 @@ from meshdsl.training.launching.leading import (
     names_of,
 )
 from meshdsl.training.launching.lines import Line
-from meshdsl.training.launching.places import Named, Place, change, host_of, in_order
+from meshdsl.training.launching.places import Named, Place, by_host, change, host_of, in_order
 from meshdsl.training.launching.rehearsing import REHEARSAL, Rehearsals
 from meshdsl.training.launching.remote import RemoteHost, RemoteProcess
 from meshdsl.training.launching.terms import Devices, Host, misfit, other_code, other_devices
@@ -253,7 +253,9 @@ class Hosts:
         self._rehearsals.end()
         self._compiled.add(len(places))
         self._meeting = self._terms.meeting
-        if changed := change(places, self._last):
+        if self._starts > 1 and not self._last:  # what the one before had is not known
+            self._report(f"start {self._starts} has {by_host(places)}")
+        elif changed := change(places, self._last):
             self._report(changed)
         self._last = [(Named.of(place), host_of(place)) for place in places]
         self._has_begun = True
@@ -581,8 +583,8 @@ class Hosts:
             twice = [] if new.spare else [n for n in new.numbers if n in owners]
             if twice:
                 return (
-                    f"{listed(twice)}: the one on {owners[twice[0]]} has the same. Give the "
-                    f"supervisor on {new.host} another --first_process"
+                    f"{listed(twice)}: the supervisor on {owners[twice[0]]} has the same. Give "
+                    f"that on {new.host} another --first_process"
                 )
             self._members.append(new)
             self._awaited.pop(new.own_id, None)

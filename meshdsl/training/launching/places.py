@@ -51,6 +51,14 @@ def host_of(place: Place) -> str:
     return socket.gethostname() if member is None else member.host
 
 
+def by_host(places: Sequence[Place]) -> str:
+    """Returns which host has which processes: `process 0 on host2, processes 1 and 2 on host3`."""
+    numbers: dict[str, list[int]] = {}
+    for number, place in enumerate(places):
+        numbers.setdefault(host_of(place), []).append(number)
+    return ", ".join(f"{listed(has)} on {host}" for host, has in numbers.items())
+
+
 def change(places: Sequence[Place], last: Sequence[tuple[Named, str]]) -> str:
     """Returns which hosts take part that did not before, and in whose place; empty: none.
 
@@ -63,7 +71,9 @@ def change(places: Sequence[Place], last: Sequence[tuple[Named, str]]) -> str:
     if not last or not new:
         return ""
     hosts = [*dict.fromkeys(host_of(places[n]) for n in new)]
-    gone = ", ".join(dict.fromkeys(host for place, host in last if place.own_id not in now))
+    lost = [host for place, host in last if place.own_id not in now]
+    # A host whose supervisor was started again takes its own place.
+    gone = ", ".join(host for host in dict.fromkeys(lost) if host not in hosts)
     instead = f" in the place of {gone}" if gone else ""
     takes = "takes" if len(hosts) == 1 else "take"
     return f"{', '.join(hosts)} {takes} part{instead}, with {listed(new)}"

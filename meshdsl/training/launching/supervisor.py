@@ -396,7 +396,7 @@ class Supervisor:
         if self._signal is not None and newest(self.launch.workdir, self._copies()) is None:
             name = signal.Signals(self._signal).name
             self.launch.report(
-                f"{name} came before a step was saved: the same command begins at the beginning"
+                f"{name} came before there was a checkpoint in {self.launch.workdir}"
             )
         lost = self._losses
         if lost.failures:

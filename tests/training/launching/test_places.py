@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from meshdsl.training.launching.events import compiled_counts
-from meshdsl.training.launching.places import Named, change, host_of, in_order
+from meshdsl.training.launching.places import Named, by_host, change, host_of, in_order
 
 HERE = socket.gethostname()
 
@@ -15,7 +15,8 @@ HERE = socket.gethostname()
 def place(name):
     """Returns a place by its host and number, as `b1`; `me0` is on the host that leads."""
     host, number = name[:-1], int(name[-1])
-    return None if host == "me" else SimpleNamespace(own_id=host, host=f"host-{host}"), number
+    name = f"host-{host.strip('+')}"  # b+ is a new supervisor of the host of b
+    return None if host == "me" else SimpleNamespace(own_id=host, host=name), number
 
 
 def last(names):
@@ -45,13 +46,20 @@ def test_who_stays_keeps_the_number_if_there_is_one(before, now, ordered):
         ("me0 b1", "me0", ""),  # that fewer go on is reported with their mesh
         ("me0 b1", "me0 c0", "host-c takes part in the place of host-b, with process 1"),
         ("me0", "me0 b1 b2", "host-b takes part, with processes 1 and 2"),
-        ("a0 b1", "b1 me0", f"{HERE} takes part in the place of host-a, with process 1"),
+        ("me0 b1", "me0 b+1", "host-b takes part, with process 1"),
+        ("me0 b1 c2", "me0 b+1 d2", "host-b, host-d take part in the place of host-c, with"),
         ("me0 b1 c2", "me0 d1 e2", "host-d, host-e take part in the place of host-b, host-c"),
     ],
 )
 def test_who_takes_whose_place_is_reported(before, now, said):
     found = change([place(name) for name in now.split()], last(before))
     assert found.startswith(said) and bool(found) == bool(said)
+
+
+def test_a_new_leader_reports_who_has_which_processes():
+    places = [place(name) for name in ("me0", "b1", "b2", "c3")]
+    said = f"process 0 on {HERE}, processes 1 and 2 on host-b, process 3 on host-c"
+    assert by_host(places) == said
 
 
 def test_a_new_leader_knows_for_how_many_processes_programs_were_compiled(tmp_path):

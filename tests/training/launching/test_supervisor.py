@@ -175,8 +175,8 @@ def test_a_signal_reaches_all_and_ends_the_job(number, code, launched, tmp_path)
 
     thread = threading.Thread(target=tell)
     thread.start()
-    begins = f"{number.name} came before a step was saved: the same command begins at the beginning"
-    assert launched(program) == (code, [begins])
+    said = f"{number.name} came before there was a checkpoint in {tmp_path}"
+    assert launched(program) == (code, [said])
     thread.join()
     assert [(tmp_path / f"got.{n}").read_text() for n in range(2)] == [str(int(number))] * 2
 
@@ -200,7 +200,7 @@ def test_a_signal_after_a_notice_is_the_first_one(launched, tmp_path):
     thread = threading.Thread(target=tell)
     thread.start()
     code, said = launched(program)
-    assert code == 75 and said[0].startswith("SIGUSR1 came before a step was saved")
+    assert code == 75 and said[0].startswith("SIGUSR1 came before there was a checkpoint")
     thread.join()
 
 
