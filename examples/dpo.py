@@ -136,8 +136,13 @@ def trained(given):
     tokenizer = load_tokenizer(given.tokenizer)
     begin = tokenizer.begin if given.init_from else None
     arrays = arrays_of(pairs, tokenizer, given.length, begin)
-    arrays["reference"] = reference_of(arrays, given, base)
     held_out = np.arange(len(pairs)) % 5 == 4
+    if held_out.sum() < given.batch_size:
+        raise SystemExit(
+            f"{len(pairs)} pairs are too few: every fifth is held out, and --batch_size of those "
+            f"take {5 * given.batch_size}"
+        )
+    arrays["reference"] = reference_of(arrays, given, base)
     training, others = (
         Arrays({name: array[rows] for name, array in arrays.items()})
         for rows in (~held_out, held_out)

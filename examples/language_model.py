@@ -190,6 +190,11 @@ def main():
     text = b"\n\n".join(path.read_bytes() for path in text_files(given.data))
     text = text if given.data else text[:BYTES]
     training, held_out = windows(np.frombuffer(text, np.uint8).astype(np.int32), given.length)
+    if len(held_out) < given.batch_size:
+        parser.error(
+            f"{len(text):,} bytes of text are too few: every tenth window of --length bytes is "
+            f"held out, and --batch_size of those take {10 * given.batch_size * given.length:,}"
+        )
     model = writing(given.embed, given.layers, given.length)
     rate = optim.schedules.warmup_cosine(3e-3, min(10, given.steps // 2), given.steps)
     result = train(

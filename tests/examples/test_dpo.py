@@ -155,3 +155,8 @@ def test_pairs_that_do_not_fit_are_refused(example, tmp_path):
     (tmp_path / "pairs.jsonl").write_text('{"prompt": "a"}\n[]\n')
     with pytest.raises(SystemExit, match=r"line 1: needs a prompt, chosen.*\n.*line 2"):
         example["read_pairs"](tmp_path / "pairs.jsonl")
+
+
+def test_too_few_pairs_are_told(monkeypatch, example, pairs):
+    with pytest.raises(SystemExit, match=r"^40 pairs are too few: every fifth .* take 45$"):
+        example["trained"](given(monkeypatch, example, pairs, "--batch_size=9"))

@@ -64,3 +64,10 @@ def test_targets_are_the_bytes_that_follow_and_nothing_is_held_out_twice():
     assert [len(part) for part in tokens] == [18, 2]
     assert sorted(np.concatenate(tokens).flat) == list(range(100))
     assert all((after == before + 1).all() for before, after in zip(tokens, targets, strict=True))
+
+
+def test_too_little_text_is_told(monkeypatch, capsys, tmp_path):
+    (tmp_path / "text.txt").write_text("word " * 500)
+    with pytest.raises(SystemExit):
+        run(monkeypatch, capsys, f"--data={tmp_path}/text.txt")
+    assert "2,500 bytes of text are too few: every tenth window" in capsys.readouterr().err
