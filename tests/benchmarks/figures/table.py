@@ -211,8 +211,12 @@ SECTIONS: dict[str, tuple[Benchmark, ...]] = {
             "`meshdsl explain` of gpt3_175b",
             "Processor time of the whole process (see the stamp), with the single changes that it "
             "tries for its advice.",
-            ('meshdsl explain --model=gpt3_175b --mesh_shape="data:64,model:8"',),
-            lines=25,
+            (
+                'meshdsl explain --model=gpt3_175b --mesh_shape="data:64,model:8" '
+                '--layout="batch:data; heads:model; d_ff:model; vocab:model; length:model?; '
+                'params/embed:data" --hardware=v5p',
+            ),
+            lines=75,
         ),
         _of(
             "evaluation_time",
