@@ -24,12 +24,22 @@ from dataclasses import dataclass, replace
 
 from meshdsl.layouts.hardware import Hardware
 from meshdsl.lowering.options import Options
+from meshdsl.lowering.pipelines.named import ROUNDS
 from meshdsl.lowering.pipelines.running import RunningPipeline
 from meshdsl.lowering.program import Alternative, Decision, SpmdProgram
 
 _ROUNDS = (2, 4)
 _GAIN = 0.01  # rounds that gain less are not worth a larger program
 _BUBBLE = 0.02  # of less than that, there is nothing to gain
+
+
+def least_bubble(options: Options) -> float:
+    """Returns the least share of a round's bubble that a pipeline waits, where time decides."""
+    if options.pipeline == "auto":
+        return 1 / (options.pipeline_rounds or max(_ROUNDS))
+    if options.pipeline == "circular":
+        return 1 / (options.pipeline_rounds or ROUNDS)
+    return 1.0 if options.pipeline in ("gpipe", "1f1b") else 0.0
 
 
 @dataclass(frozen=True)

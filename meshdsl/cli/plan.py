@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -31,6 +32,7 @@ from meshdsl.layouts.calibration import find_hardware
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topologies import Topology
+from meshdsl.lowering.costs.units import show_bytes
 from meshdsl.version import VERSION
 
 if TYPE_CHECKING:
@@ -64,7 +66,8 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     against = _against(values, problems)
     request = asked(values, problems, machine_of, unset=True)
     if against is not None:
-        _check_size(against[0], request.machine)
+        _check_mesh(against[0], request)
+    _check_memory(request)
     with interruptible() as stopped:
         try:
             with progress() as on_progress:
@@ -226,8 +229,22 @@ def _name(argument: str) -> str:
     return argument.lstrip("-").partition("=")[0]
 
 
-def _check_size(mesh: Mesh | None, machine: Machine) -> None:
+def _check_memory(request: Asked) -> None:
+    """Raises ValueError if a plan may use more memory than a device has."""
+    hardware, limit = find_hardware(request.machine.hardware), request.job.options.memory
+    if limit is not None and limit > hardware.memory_bytes and hardware.name != "cpu":
+        raise ValueError(
+            f"--memory={show_bytes(limit)} is more than the {show_bytes(hardware.memory_bytes)} "
+            f"that {hardware.title} has; leave it out"
+        )
+
+
+def _check_mesh(mesh: Mesh | None, request: Asked) -> None:
     """Raises ValueError if a mesh to compare with is none of this machine."""
+    machine, values = request.machine, request.values
+    if mesh is not None and mesh.size == machine.devices and values.topology is not None:
+        if problems := Topology.parse(values.topology, values.slices).problems(mesh):
+            raise ValueError(f"--against: mesh {mesh}: {'; '.join(problems)}")
     if mesh is not None and mesh.size != machine.devices:
         raise ValueError(
             f"--against: mesh {mesh} has {_devices(mesh.size)}, but the plan is for "
@@ -282,11 +299,18 @@ def _report_no_room(
 def _remedies(request: Asked, stopped: Callable[[], bool]) -> Iterator[tuple[str, Plans | None]]:
     """Yields changes, from the cheapest to the most expensive, and the plans that fit with each.
 
-    It stops when the user does.
+    It stops when the user does, and after `--search_seconds`.
     """
     from meshdsl.search.plans import Effort
 
-    effort = Effort(estimated=60, tried=4, decided=1, stopped=stopped)
+    until = None
+    if request.values.search_seconds is not None:
+        until = time.monotonic() + request.values.search_seconds
+
+    def over() -> bool:
+        return stopped() or (until is not None and time.monotonic() > until)
+
+    effort = Effort(estimated=60, tried=4, decided=1, stopped=over)
     job, left = request.job, request.left
     free = [name for name in SEARCHED if name not in left and request.values[name].present]
     if getattr(job.model.config, "remat", None) is None:
@@ -302,7 +326,7 @@ def _remedies(request: Asked, stopped: Callable[[], bool]) -> Iterator[tuple[str
         searches["without --memory"] = unlimited.search(effort)
     helped = False
     for change, search in searches.items():
-        if stopped():
+        if over():
             return
         plans = _fitting(search)
         helped = helped or plans is not None
@@ -310,7 +334,7 @@ def _remedies(request: Asked, stopped: Callable[[], bool]) -> Iterator[tuple[str
     if helped:  # what is left costs more
         return
     length = job.length // 2
-    while request.tokens and length >= job.length // _MOST_PARTS > 0 and not stopped():
+    while request.tokens and length >= job.length // _MOST_PARTS > 0 and not over():
         batch = job.model.batch_spec(job.batch_size, length)
         shorter = replace(request, job=replace(job, length=length, batch_spec=batch))
         plans = _fitting(shorter.search(effort))
@@ -319,7 +343,7 @@ def _remedies(request: Asked, stopped: Callable[[], bool]) -> Iterator[tuple[str
             break
         length //= 2
     times = 2
-    while "mesh_shape" in left and times <= _MOST_TIMES and not stopped():
+    while "mesh_shape" in left and times <= _MOST_TIMES and not over():
         count = times * request.machine.devices
         plans = _fitting(request.search(effort, devices=count))
         yield f"{count:,} devices", plans

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from meshdsl.layouts.layout import Layout, Rule
@@ -33,8 +33,7 @@ def best_mesh(
     if mesh is not None:
         return mesh, search.program(mesh, layout, variant)
     size = plan.program.mesh.size
-    most = [size] * len(axes)
-    meshes = [Mesh(tuple(zip(axes, n, strict=True))) for n in factorisations(size, len(axes), most)]
+    meshes = [*_meshes(axes, size, search.slices)]
     best: tuple[bool, float, Mesh, SpmdProgram] | None = None
     reason: ValueError | None = None
     for candidate in meshes:
@@ -48,8 +47,25 @@ def best_mesh(
         if best is None or row[:2] < best[:2]:
             best = row
     if best is None:
-        raise reason or ValueError(f"{size:,} devices have no mesh of the axes {', '.join(axes)}")
+        across = f", of which one goes across {search.slices} slices" if search.slices > 1 else ""
+        names = ", ".join(axes)
+        raise reason or ValueError(f"{size:,} devices have no mesh of the axes {names}{across}")
     return best[2], search.program(best[2], layout, variant)
+
+
+def _meshes(axes: Sequence[str], size: int, slices: int) -> Iterator[Mesh]:
+    """Yields the meshes of some axes on all devices; one axis goes across the slices, and first."""
+    if slices == 1:
+        for sizes in factorisations(size, len(axes), [size] * len(axes)):
+            yield Mesh(tuple(zip(axes, sizes, strict=True)))
+        return
+    rest = size // slices
+    for slow in axes:
+        others = [axis for axis in axes if axis != slow]
+        ways = factorisations(rest, len(others), [rest] * len(others)) if others else [()]
+        for sizes in ways if others or rest == 1 else ():
+            pairs = ((slow, slices), *zip(others, sizes, strict=True))
+            yield Mesh(pairs, frozenset([slow]))
 
 
 def without_rules(search: Search, plan: Plan) -> Iterator[tuple[Rule, float, int, bool, str]]:

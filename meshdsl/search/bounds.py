@@ -4,12 +4,13 @@
   dims, rounded up to whole positions. If there is a table, products cost what they cost at their
   local sizes, and other work at least what it costs to move its local bytes: small work is
   relatively slow. Lowering adds work (padding, accumulation), and never splits it further. Stages
-  of a pipeline also wait (m + p - 1 ticks for m microbatches and p stages).
+  of a pipeline also wait (m + (p - 1) / v ticks for m microbatches, p stages of v rounds).
 * Convolutions move at least the bytes of their operands and of their result. An axis splits one of
   their dims, so it leaves operands without this dim whole.
 * Waits: sums over split dims that need each other travel one after another (`waits.py`). What may
   run beside them hides them.
-* Sums: gradients of parameters that axes of the batch do not split must be added up over these.
+* Sums: gradients of parameters that axes of the batch do not split must be added up over these, if
+  they are sums over what these axes split (`gradients.py`).
 * Ends: where the state of the optimizer is split over them, the updated shares of parameters are
   gathered after all that the update needs (`ends.py`).
 * Memory: the larger of the inputs and three quarters of the buffers at the peak of one device, both
@@ -284,24 +285,29 @@ class Bounds:
     def _sums(self, point: Point) -> float:
         """Returns the least time in which gradients are added up and their sums come back."""
         structure, mesh = point.structure, point.mesh
-        batch = [
-            axis
+        batch = {
+            axis: role.splits
             for role, axis in zip(structure.roles, structure.axes, strict=True)
-            if role.kind in ("data", "context")
-        ]
-        devices = mesh.extent(batch)
+            if role.kind in ("data", "context") and mesh.extent([axis]) > 1
+        }
+        devices = mesh.extent([*batch])
         if devices == 1:
             return 0.0
         split = Split(self.facts, structure, np.array([point.sizes]), np.array([1]))
         elements = sum(
             math.prod(row.dims.values()) * float(split.share(row.dims)[0])
             for row in self.facts.parameters
-            if not row.frozen
+            if not any(self._summed(row).isdisjoint(dims) for dims in batch.values())
         )
         wire = self.facts.width * elements * (devices - 1) / devices
         hardware = self.facts.hardware
         kinds = ("reduce_scatter", "all_gather")
-        return sum(sending_seconds(hardware, mesh, kind, wire, batch, least=True) for kind in kinds)
+        axes = [*batch]
+        return sum(sending_seconds(hardware, mesh, kind, wire, axes, least=True) for kind in kinds)
+
+    def _summed(self, row: Stored) -> frozenset[str]:
+        """Returns the dims that the gradient of a parameter is summed over."""
+        return self.facts.summed.get(row.path, frozenset())
 
     def gradient_bytes(self, point: Point) -> float:
         """Returns the bytes of a device's gradients if the axes of the batch do not split them."""
@@ -337,7 +343,7 @@ class Bounds:
         stored = part != "others" and (part != "params" or storage == "params")
         if storage and stored:
             return split.share(dims) * split.storage(dims)
-        return split.share(dims)
+        return split.share(dims) * split.scoped(dims)
 
 
 class Moved:

@@ -58,6 +58,7 @@ class Enumeration:
         closed: whether these are the complete layout.
         room: the bytes that a device may use.
         bounds: returns the bounds of a variant.
+        late: whether to stop, with the points so far if there are some.
     """
 
     step: Step
@@ -67,6 +68,7 @@ class Enumeration:
     closed: bool
     room: float
     bounds: Callable[[Variant], Bounds]
+    late: Callable[[], bool] = lambda: False
 
     def run(self) -> tuple[list[Candidate], int, float]:
         """Returns the points that may fit, the number of points, and the least of all peaks."""
@@ -77,6 +79,8 @@ class Enumeration:
                 variant = Variant(stand_in(counts[0]), remat)
                 bounds = self.bounds(variant)
                 for structure in self._structures(bounds.facts):
+                    if found and self.late():
+                        return found, points, least
                     rows = self._sizes(structure, bounds.facts)
                     if not rows:
                         continue
@@ -87,7 +91,8 @@ class Enumeration:
                         continue
                     seconds = bounds.seconds(structure, sizes, parts)
                     waits = bounds.waits(structure, sizes, parts)
-                    ways = [structure] if self.closed else stored_ways(structure, bounds.facts)
+                    only = self.closed or self.devices == 1
+                    ways = [structure] if only else stored_ways(structure, bounds.facts)
                     for stored in ways:
                         peak = bounds.peak_bytes(stored, sizes, parts)
                         work = seconds + waits + bounds.update_seconds(stored, sizes, parts)

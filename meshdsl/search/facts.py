@@ -26,6 +26,7 @@ from meshdsl.lowering.costs.roofline import convolution_bytes
 from meshdsl.lowering.costs.simulation import priced_work
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
 from meshdsl.search.ends import End, ends_of
+from meshdsl.search.gradients import summed_dims
 from meshdsl.tensors.dtypes import is_float
 from meshdsl.training.microbatches import MICROBATCH
 
@@ -119,6 +120,8 @@ class Facts:
         outer: for each row of work, the instruction of the program's outer block that it is in.
         ends: what the new values of parameters need (see `ends_of`).
         width: the least bytes of a floating-point number of the program.
+        summed: for the path of each parameter, the dims that its gradient is summed over.
+        bubble: the least share of a round's bubble that a pipeline waits.
     """
 
     hardware: Hardware
@@ -135,6 +138,8 @@ class Facts:
     outer: tuple[Instruction, ...]
     ends: tuple[End, ...]
     width: int
+    summed: Mapping[str, frozenset[str]]
+    bubble: float = 1.0
 
     @staticmethod
     def of(program: SpmdProgram, hardware: Hardware) -> Facts:
@@ -196,6 +201,7 @@ class Facts:
             tuple((*loops, instruction)[0] for instruction, loops, _, _ in rows),
             ends_of(program),
             min(_widths(program), default=4),
+            summed_dims(program),
         )
 
     @cached_property

@@ -31,8 +31,9 @@ from meshdsl.lowering.choices import Choice
 from meshdsl.lowering.costs.simulation import Simulator, step_seconds
 from meshdsl.lowering.costs.units import show_bytes
 from meshdsl.lowering.decisions import ROOM, small_bytes, strays_from_bytes
-from meshdsl.lowering.lower import lower, validate
+from meshdsl.lowering.lower import lower
 from meshdsl.lowering.options import Options
+from meshdsl.lowering.pipelining.choosing import least_bubble
 from meshdsl.lowering.program import SpmdProgram
 from meshdsl.running.garbage import paused
 from meshdsl.search.bounds import Bounds
@@ -40,9 +41,9 @@ from meshdsl.search.candidates import LIGHT, Candidate, Enumeration
 from meshdsl.search.estimates import Errors, is_plain
 from meshdsl.search.facts import ONE_DEVICE, Facts, stand_in
 from meshdsl.search.likely import fastest_of, in_best_halves, likely_choices, sums_gradients
+from meshdsl.search.pins import check_pins
 from meshdsl.search.plans import DoesNotFit, Effort, Plan, Plans, Step
 from meshdsl.search.space import (
-    SLICE,
     Point,
     Structure,
     Variant,
@@ -131,14 +132,24 @@ class Search:
 
     def run(self) -> Plans:
         """Returns the plans; raises as `search`."""
-        self._check_pinned()
+        first = Variant(self.step.microbatches[0], self.step.remats[0])
+        if self.pinned.rules:
+            slices = 1 if self.closed else self.slices
+            check_pins(
+                self.pinned,
+                self.devices,
+                slices,
+                self._graph(first),
+                lambda: self.bounds(first).facts,
+            )
         candidates, points, least = self.candidates()
+        cut_short = self._stopped  # then there are points without bounds
         candidates.sort(key=lambda row: (row.bound, row.order))
         rows = [self.estimated(row) for row in self._plain_ones(candidates)]
         self._begin(rows)
         known = {row.order for row in rows}
         for row in self._worthwhile(self._first(candidates)):
-            if row.order not in known and not (rows and self._late()):
+            if row.order not in known and not (rows and self.is_late()):
                 rows.append(self.estimated(row))
         self._try(rows)
         if not self._tried:
@@ -146,13 +157,13 @@ class Search:
         self._decide()
         self._try_smaller(rows)
         unsettled = self._unsettled(candidates, rows)
-        proven = self._prove(unsettled, rows)
+        proven = [] if cut_short else self._prove(unsettled, rows)
         rows_of = sorted({**self._tried, **self._decisions}.items())
         # Sorting keeps the order of equal ones.
         ordered = sorted([*(plan for _, plan in rows_of), *proven], key=lambda plan: plan.seconds)
         plans = [plan for plan in ordered if plan.fits]
         tight = [plan for plan in ordered if not plan.fits]
-        nearest = None if self.closed else unsettled.first()
+        nearest = None if self.closed or cut_short else unsettled.first()
         return Plans(
             self.hardware,
             tuple(plans),
@@ -190,7 +201,7 @@ class Search:
             return plans
         tried = {rows[at].order: at for at in self._tried}
         while (row := unsettled.first()) is not None and (1 + within) * row.bound < fastest:
-            if self._late():
+            if self.is_late():
                 break
             left = unsettled.below(fastest / (1 + within))
             self.effort.on_progress(fastest / row.bound - 1, left)
@@ -206,22 +217,6 @@ class Search:
             elif plan.fits:
                 plans = _worth_keeping([*plans, plan])
         return plans
-
-    def _check_pinned(self) -> None:
-        """Raises ValueError with all that is wrong with the pinned rules."""
-        if self.pinned.rules:
-            axes = dict.fromkeys(axis for rule in self.pinned.rules for axis in rule.axes)
-            mesh = Mesh(tuple((axis, 1) for axis in axes))
-            given = isinstance(self.devices, Mesh)
-            if isinstance(self.devices, Mesh):
-                mesh = self.devices
-            graph = self._graph(Variant(self.step.microbatches[0], self.step.remats[0]))
-            validate(graph, mesh, self.pinned, mesh_given=given)
-            if SLICE in axes and self.slices > 1 and not given and not self.closed:
-                raise ValueError(
-                    f"the search names the axis across the slices `{SLICE}`, and splits the batch "
-                    f"over it: name another axis in {self.pinned}, or give the mesh"
-                )
 
     def _plain_ones(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Returns a few candidates of data parallelism with each way to store the state.
@@ -240,7 +235,7 @@ class Search:
         """Lowers data parallelism: points with higher bounds than its time are not looked at."""
         limit = self._most_tried // 2
         for at in self._plain(rows)[:limit]:
-            if rows[at].bound < self._fastest and not (self._tried and self._late()):
+            if rows[at].bound < self._fastest and not (self._tried and self.is_late()):
                 self._lowered(rows, at)
 
     def _first(self, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -313,7 +308,7 @@ class Search:
             if len(self._tried) >= limit and fits:
                 return
             best_at = self._promising(rows, by_memory=len(self._tried) >= limit)
-            if best_at is None or (self._tried and self._late()):
+            if best_at is None or (self._tried and self.is_late()):
                 return
             self._lowered(rows, best_at)
 
@@ -398,7 +393,7 @@ class Search:
             limit = len(tried)
         count = 0
         for at in sorted(tried, key=order):
-            if self._decisions and self._late():
+            if self._decisions and self.is_late():
                 return
             fitting = [plan for plan in self._decisions.values() if plan.fits]
             if count >= limit and (fitting or not tried[at].fits):
@@ -409,7 +404,7 @@ class Search:
             self._decide_about(at)
         plain = [at for at, plan in tried.items() if plan.fits and is_plain(plan.point)]
         near = [at for at in plain if tried[at].seconds < _HOPELESS * self._fastest]
-        if near and (first := min(near, key=order)) not in self._decisions and not self._late():
+        if near and (first := min(near, key=order)) not in self._decisions and not self.is_late():
             self._decide_about(first)
 
     def _decide_about(self, at: int) -> None:
@@ -453,11 +448,11 @@ class Search:
                 if errors.peak(row) < _SMALLER * min(least, self.room)
                 if errors.seconds(row) < _SLOWER * fastest
             ]
-            if not smaller or self._late():
+            if not smaller or self.is_late():
                 return
             self._lowered(rows, min(smaller)[1])
 
-    def _late(self) -> bool:
+    def is_late(self) -> bool:
         """Whether the time of the search is over, or the user has stopped it."""
         over = self.until is not None and time.monotonic() > self.until
         self._stopped = self._stopped or over or self.effort.stopped()
@@ -494,7 +489,14 @@ class Search:
     def candidates(self) -> tuple[list[Candidate], int, float]:
         """Returns the points that may fit, the number of points, and the least of all peaks."""
         return Enumeration(
-            self.step, self.devices, self.slices, self.pinned, self.closed, self.room, self.bounds
+            self.step,
+            self.devices,
+            self.slices,
+            self.pinned,
+            self.closed,
+            self.room,
+            self.bounds,
+            self.is_late,
         ).run()
 
     def bounds(self, variant: Variant) -> Bounds:
@@ -505,7 +507,8 @@ class Search:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 program = lower(graph, ONE_DEVICE, Layout(), None, self.step.donated(graph))
-            self._bounds[key] = Bounds(Facts.of(program, self.hardware))
+            facts = Facts.of(program, self.hardware)
+            self._bounds[key] = Bounds(replace(facts, bubble=least_bubble(self.step.options)))
         return self._bounds[key]
 
     def _graph(self, variant: Variant) -> Graph:

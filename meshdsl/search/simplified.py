@@ -44,7 +44,7 @@ def _without_one(search: Search, plan: Plan, limit: float) -> Iterator[Plan]:
     kept = {rule.target for rule in search.pinned.rules}
     options = search.exact if plan.memory is None else replace(search.exact, memory=plan.memory)
     for rule in rules:
-        if search.effort.stopped():
+        if search.is_late():
             return
         layout = Layout(tuple(other for other in rules if other is not rule))
         used = {axis for other in layout.rules for axis in other.axes}

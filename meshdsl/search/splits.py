@@ -155,8 +155,21 @@ class Split:
                 stages = stages * self.sizes[:, number]
         return stages
 
+    def scoped(self, dims: Mapping[str, int]) -> np.ndarray:
+        """Returns the least share of an input that the user's rules with a scope leave."""
+        rules = [rule for rule in self.structure.pinned.rules if rule.scope and rule.dim in dims]
+        axes = {axis for rule in rules for axis in rule.axes}
+        share = np.ones(len(self.sizes))
+        for number, axis in enumerate(self.structure.axes):
+            if axis in axes:
+                share = share / self.sizes[:, number]
+        return share
+
     def storage(self, dims: Mapping[str, int]) -> np.ndarray:
-        """Returns the share that storage leaves on a device."""
+        """Returns the least share that storage leaves on a device."""
+        return np.minimum(self._stored(dims), self.scoped(dims))
+
+    def _stored(self, dims: Mapping[str, int]) -> np.ndarray:
         if not self.structure.storage:
             return np.ones(len(self.sizes))
         axes, _ = self.structure.storing
@@ -192,7 +205,8 @@ class Split:
         for number, role in enumerate(self.structure.roles):
             if role.kind == "stack" and role.splits[0] in stacks:
                 layers, stages = self.facts.size(role.splits[0]), self.sizes[:, number]
-                ticks = (self.microbatches + stages - 1) / self.microbatches
+                bubble = self.facts.bubble * (stages - 1)
+                ticks = (self.microbatches + bubble) / self.microbatches
                 runs = runs * np.ceil(layers / stages) / layers * ticks
         return runs
 

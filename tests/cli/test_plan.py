@@ -140,6 +140,12 @@ def test_another_layout_is_compared_and_every_rule_has_its_price(capsys):
     assert "against rows:4 | batch:rows (B)" in text
     text = run(capsys, TINY, MACHINE, "--against=batch:rows; d_ff:cols")
     assert re.search(r"against rows:2 cols:2 \| batch:rows; d_ff:cols \(B\)", text)
+    text = run(capsys, TINY, MACHINE, "--slices=2", "--against=batch:rows; d_ff:cols")
+    assert re.search(r"against (rows|cols)@dcn:2 (rows|cols):4 \|", text)
+    text = run(capsys, TINY, MACHINE, "--slices=2", "--against=batch:rows", code=2)
+    assert "8 devices have no mesh of the axes rows, of which one goes across 2 slices" in text
+    text = run(capsys, TINY, MACHINE, "--slices=2", "--against=rows:8 | batch:rows", code=2)
+    assert "--against: mesh rows:8: " in text
 
 
 def test_without_a_plan_that_fits_it_says_how_far_off_and_what_helps(capsys):
@@ -170,6 +176,7 @@ def test_without_a_plan_that_fits_it_says_how_far_off_and_what_helps(capsys):
             [MACHINE, "--against=data:8 | batch:data"],
             "mesh data:8 has 8 devices, but the plan is for v5e:2x2: 4",
         ),
+        ([MACHINE, "--memory=17GiB"], "--memory=17.0 GiB is more than the 16.0 GiB that TPU v5e"),
         ([MACHINE, "--hardware=h100"], "--hardware: that of --topology is known"),
         (["--mesh_shape=data:4", "--slices=2"], "--slices are those of a --topology"),
     ],

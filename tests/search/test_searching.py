@@ -121,9 +121,16 @@ def test_nothing_is_proven_where_nothing_fits():
 
 
 def test_a_proof_that_time_ends_says_how_far_it_came():
-    effort = Effort(tried=2, decided=1, within=0.0, seconds=0.0)
+    stops = []
+    effort = Effort(
+        tried=2,
+        decided=1,
+        within=0.0,
+        stopped=lambda: bool(stops),
+        on_progress=lambda *values: stops.append(values),
+    )
     plans = search(mlp(512, 1024, 2), "h100", 8, effort=effort)
-    assert not plans.complete and plans.gap > 0
+    assert stops and not plans.complete and plans.gap > 0
 
 
 def test_of_a_proof_the_fastest_plans_and_the_smaller_ones_are_kept():
@@ -263,6 +270,29 @@ def test_the_axis_across_slices_has_no_other_rules():
     pinned = Layout.parse("a:slice")
     with pytest.raises(ValueError, match="names the axis across the slices `slice`, and splits"):
         search(mlp(512, 64, 2), "v5p", 8, pinned, LITTLE, slices=2)
+
+
+def test_a_rule_that_keeps_the_batch_from_the_slices_is_refused():
+    """Else all slices do the same work."""
+    says = r"divides `batch` among the slices, and `batch:x` rules that out: .* `batch:slice\+x`"
+    with pytest.raises(ValueError, match=says):
+        search(mlp(512, 64, 2), "v5p", 8, Layout.parse("batch:x"), LITTLE, slices=2)
+
+
+def test_a_single_device_has_each_plan_once():
+    plans = search(mlp(512, 64, 2), "v5p", 1, Layout.parse("batch:x"), LITTLE)
+    assert plans.points == 1 and len(plans.plans) == 1
+
+
+def test_time_that_is_over_ends_the_enumeration_too():
+    """With many axes it takes minutes. Points that were not enumerated have no bound."""
+    stop = iter([False, True])
+    effort = Effort(stopped=lambda: next(stop, True))
+    mesh = Mesh.parse("x:2,y:2,z:2")
+    plans = Search(mlp(512, 64, 2), "v5p", mesh, effort=effort).run()
+    every = Search(mlp(512, 64, 2), "v5p", mesh).candidates()[1]
+    assert plans.points < every / 2
+    assert plans.plans and not plans.complete and plans.bound is None
 
 
 @pytest.mark.parametrize("closed", [True, False])

@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from meshdsl.layouts.hardware import Hardware
 from meshdsl.lowering.costs.simulation import simulate
 from meshdsl.lowering.costs.units import show_bytes, show_seconds
 from meshdsl.reports.explain import explain
 from meshdsl.reports.explain.limits import limit_of, waits_of
 from meshdsl.search.plans import Plan
+from meshdsl.tensors.dtypes import as_dtype
 
+_BFLOAT16 = np.dtype(as_dtype("bfloat16"))
 _MATTERS = 0.02  # the share of a step from which a difference is told
 
 
@@ -66,10 +70,10 @@ class Figures:
         explanation = explain(self.plan.program, self.hardware.name)
         return limit_of(explanation.simulated, explanation.timeline)
 
-    def flops_share(self, count: int) -> float:
-        """Returns the share of the peak flops that the step's own are, on `count` devices."""
-        peak = max(self.hardware.flops.values())
-        return self.plan.program.flops / self.seconds / peak
+    @property
+    def flops_share(self) -> float:
+        """The share of the peak flops of bfloat16 that the step's own are, as `mfu` of a run."""
+        return self.plan.program.flops / self.seconds / self.hardware.peak(_BFLOAT16)
 
     def worse(self, than: Figures) -> str:
         """Returns what makes this plan worse than a better one, the most first."""

@@ -54,7 +54,7 @@ def _best(heading: Heading, plans: Plans, best: Figures) -> list[str]:
     program = best.plan.program
     memory = plans.hardware.memory_bytes
     rate = heading.count / best.seconds
-    flops = show_share(best.flops_share(program.mesh.size))
+    flops = show_share(best.flops_share)
     lines = []
     if program.mesh.axes:
         lines += wrapped("  mesh    ", str(program.mesh), _WIDTH)

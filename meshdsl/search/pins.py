@@ -1,0 +1,44 @@
+"""Pins: what can be wrong with the rules that a user gives to a search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.lower import validate
+from meshdsl.search.facts import Facts
+from meshdsl.search.space import SLICE
+from meshdsl.tracing.graph import Graph
+
+
+def check_pins(
+    pinned: Layout, devices: int | Mesh, slices: int, graph: Graph, facts: Callable[[], Facts]
+) -> None:
+    """Raises ValueError with all that is wrong with some rules.
+
+    Args:
+        devices: how many there are, or their mesh.
+        slices: among how many slices the search divides the batch.
+        graph: that of the step.
+        facts: returns those of the step.
+    """
+    axes = dict.fromkeys(axis for rule in pinned.rules for axis in rule.axes)
+    given = isinstance(devices, Mesh)
+    mesh = devices if isinstance(devices, Mesh) else Mesh(tuple((axis, 1) for axis in axes))
+    validate(graph, mesh, pinned, mesh_given=given)
+    if slices == 1 or given:
+        return
+    if SLICE in axes:
+        raise ValueError(
+            f"the search names the axis across the slices `{SLICE}`, and splits the batch over it: "
+            f"name another axis in {pinned}, or give the mesh"
+        )
+    for rule in pinned.rules:
+        if rule.dim in facts().data[:1] and not rule.scope:
+            axis = rule.axes[0] if rule.axes else "data"
+            raise ValueError(
+                f"the search divides `{rule.dim}` among the slices, and `{rule}` rules that out: "
+                "leave this rule out, or give the mesh, as in "
+                f'--mesh_shape="{SLICE}@dcn:{slices},{axis}:4" and `{rule.dim}:{SLICE}+{axis}`'
+            )
