@@ -242,14 +242,17 @@ def _check_memory(request: Asked) -> None:
 def _check_mesh(mesh: Mesh | None, request: Asked) -> None:
     """Raises ValueError if a mesh to compare with is none of this machine."""
     machine, values = request.machine, request.values
-    if mesh is not None and mesh.size == machine.devices and values.topology is not None:
-        if problems := Topology.parse(values.topology, values.slices).problems(mesh):
-            raise ValueError(f"--against: mesh {mesh}: {'; '.join(problems)}")
-    if mesh is not None and mesh.size != machine.devices:
+    if mesh is None:
+        return
+    if mesh.size != machine.devices:
         raise ValueError(
             f"--against: mesh {mesh} has {_devices(mesh.size)}, but the plan is for "
             f"{machine.title}; leave the mesh out, and the fastest one for the layout is taken"
         )
+    topology = values.topology
+    problems = [] if topology is None else Topology.parse(topology, values.slices).problems(mesh)
+    if problems:
+        raise ValueError(f"--against: mesh {mesh}: {'; '.join(problems)}")
 
 
 def _comparison(
