@@ -5,6 +5,8 @@ every step of its scans too. Normally few tensors are counted, which shows that 
 To learn what, the same inputs run through the graph with every tensor counted. A search goes
 through its operations in order: the first one that made a NaN or an infinity of finite operands is
 to blame for all that follow from it. Values that are dropped again, as by `md.where`, do not count.
+Of several bad results the message names the one whose origin comes first in the program: if the
+forward pass and the backward pass each make such values, that is the forward pass.
 """
 
 from __future__ import annotations
@@ -58,11 +60,15 @@ class Watched:
         except _NotFinite as point:
             return str(point)
         results = zip(self.level.graph.outputs, self.level.graph.output_paths, strict=True)
-        for tensor, path in results:
-            maker = env[tensor]
-            if maker is not None and is_differentiable(tensor.dtype):
-                return f"the result {f'{path}: ' if path else ''}{tensor} is not finite\n{maker}"
-        return "a result is not finite, but was when every operation was checked"
+        origins = [
+            (maker, tensor, path)
+            for tensor, path in results
+            if (maker := env[tensor]) is not None and is_differentiable(tensor.dtype)
+        ]
+        if not origins:
+            return "a result is not finite, but was when every operation was checked"
+        maker, tensor, path = min(origins, key=lambda origin: origin[0].number)
+        return f"the result {f'{path}: ' if path else ''}{tensor} is not finite\n{maker}"
 
 
 def watched(graph: Graph, *, outputs: bool, everything: bool = False) -> Watched | None:
@@ -267,7 +273,11 @@ _Steps = tuple[tuple[Dimension, int], ...]
 
 @dataclass(frozen=True)
 class _Maker:
-    """The origin of a bad value: an operation with finite operands, an input or a constant."""
+    """The origin of a bad value: an operation with finite operands, an input or a constant.
+
+    Attributes:
+        number: how many origins come before it in the program.
+    """
 
     number: int
     operation: Operation | None

@@ -7,6 +7,7 @@ not finite name the parameters. A gradient whose square overflows counts as not 
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from meshdsl.tensors.tensor import Tensor
 
 _GRADIENTS = "gradients"
 _KEPT_BYTES = 64 * 2**20  # of batches: on each device, or in the memory of the host
+_FOR_GRADIENTS = "; a lower learning rate or clip_norm may keep them from happening"
 _BY_HAND = "md.jit(recipe.train_step(), check_finite=True) names the operation"
 
 
@@ -144,7 +146,9 @@ def origin_of(step: Callable[[Any, Any], Any], state: Any, batch: Any) -> str | 
         step: the step, with `check_finite`.
     """
     try:
-        step(state, batch)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the first step has warned
+            step(state, batch)
     except FloatingPointError as error:
         return str(error)
     except Exception:  # the run ends with the error that it has
@@ -175,10 +179,13 @@ class FiniteCheck:
                 continue
             message = f"step {step}: the loss is {loss:.6g}, and {culprit(int(first), self.paths)}"
             if self.stops:
+                # Clipping and the learning rate act on gradients, so they are no advice where the
+                # forward pass makes the value.
+                advice = _FOR_GRADIENTS if math.isfinite(loss) else ""
                 raise NotFinite(
                     step,
                     f"{message}. The update was left out. nonfinite=skip goes on without such "
-                    "steps; a lower learning rate or clip_norm may keep them from happening",
+                    f"steps{advice}",
                 )
             warnings.warn(f"{message}; the step is skipped", stacklevel=2)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
@@ -61,6 +61,13 @@ class Place:
         return replace(self, options=with_hardware_at_hand(self.options, self.backend))
 
 
+class _Checked(NamedTuple):
+    """What decides whether a step is finite; the field names are the paths in messages."""
+
+    loss: Tensor
+    grad_norm: Tensor
+
+
 class Programs:
     """The programs that a run executes.
 
@@ -109,10 +116,18 @@ class Programs:
         return self.step.mesh
 
     def checked_step(self) -> Jitted:
-        """Returns the step with `check_finite`; nothing is donated."""
-        place = self.place
+        """Returns the loss and the norm of a step, with `check_finite`; nothing is donated.
+
+        A run stops if one of these two is not finite. Other metrics may be infinite.
+        """
+        place, step = self.place, self.recipe.train_step()
+
+        def checked_step(state: TrainState, batch: Any) -> _Checked:
+            metrics = step(state, batch).metrics
+            return _Checked(metrics["loss"], metrics["grad_norm"])
+
         return jit(
-            self.recipe.train_step(),
+            checked_step,
             place.mesh,
             place.layout,
             place.backend,

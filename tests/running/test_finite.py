@@ -62,6 +62,20 @@ def test_a_backward_pass_is_told_as_such():
     assert "(backward)  lines = told(md.grad(" in lines[2]
 
 
+@pytest.mark.parametrize(("mesh", "layout", "backend"), LAYOUTS)
+def test_of_several_results_the_first_origin_in_the_program_is_named(mesh, layout, backend):
+    """The gradient, which is the first result, has an origin of its own: log(0) has slope 1 / 0."""
+
+    def program(x):
+        loss, gradient = md.value_and_grad(lambda x: md.sum(md.log(x)))(x)
+        return {"gradient": gradient, "loss": loss}
+
+    lines = told(program, X, mesh=mesh, layout=layout, backend=backend)
+    assert lines[0] == "the result loss: f64[] is not finite"
+    assert lines[1].startswith("first made by log, of finite operands: 1 infinite of 28 values")
+    assert "(backward)" not in lines[2]
+
+
 def test_what_is_made_and_dropped_again_does_not_count():
     def program(x):
         safe = md.where(x > 0, md.log(x), 0)  # log(0) is made here

@@ -189,6 +189,12 @@ def test_a_rule_without_effect_is_told_once():
     with pytest.warns(LayoutWarning) as told:
         run(**options, steps=1, eval_batches=classifier.batches(1))
     assert [str(each.message).partition(" takes ")[0] for each in told] == ["`label:data?`"]
+    with (
+        pytest.warns(LayoutWarning) as told,
+        pytest.raises(ValueError, match="from the input batch/image"),  # a step is repeated
+    ):
+        run(poisoned([1]), **options, steps=1)
+    assert [str(each.message).partition(" takes ")[0] for each in told] == ["`label:data?`"]
 
 
 def test_microbatches_change_nothing_but_the_memory():
@@ -358,9 +364,9 @@ def test_a_step_that_is_not_finite_stops_the_run_and_names_the_gradient(tmp_path
         run(poisoned([5, 7]), steps=12, log_every=4, workdir=tmp_path)
     assert str(error.value) == (
         "step 5: the loss is nan, and the gradient of w_in is not finite. The update was left out. "
-        "nonfinite=skip goes on without such steps; a lower learning rate or clip_norm may keep "
-        "them from happening. The step was repeated with every operation checked:\n"
-        "the result metrics/grad_norm: f32[] is not finite\n"
+        "nonfinite=skip goes on without such steps. The step was repeated with every operation "
+        "checked:\n"
+        "the result loss: f32[] is not finite\n"
         "  it comes from the input batch/image: 192 NaN of 192 values in f32[batch=16, pixel=12]"
     )
     first, second = lines(tmp_path)
