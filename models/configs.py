@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import typing
-from collections.abc import Collection
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Self
 
 import meshdsl as md
 from meshdsl.models import remat
@@ -265,6 +265,17 @@ class TransformerConfig:
             vocab=self.vocab,
             max_length=self.max_length,
         )
+
+    def with_changes(self, changes: Mapping[str, Any]) -> Self:
+        """Returns the configuration with some fields changed, as a user overrides them.
+
+        `dispatch=sort` with one peer drops no token. It leaves the capacity out that the
+        configuration has, unless `changes` gives one.
+        """
+        chosen = {"dispatch": self.dispatch, "expert_peers": self.expert_peers, **changes}
+        if chosen["dispatch"] == "sort" and chosen["expert_peers"] == 1:
+            changes = {"capacity": None, **changes}
+        return replace(self, **changes)
 
     def _misfits(self) -> list[str]:
         problems = values_out_of_range(self, self.may_be_zero)

@@ -18,7 +18,8 @@ def apply_overrides(config: Config, text: str, name: str) -> Config:
 
     Values are read as the field's annotation asks: int, float, bool, str, a Literal, any of these
     or None, a tuple of one kind ("3+4+6+3"), or a class with a `parse`. The fields of a field that
-    is a dataclass itself are reached with a dot.
+    is a dataclass itself are reached with a dot. A configuration whose `with_changes` takes the
+    changed fields decides which of its other fields still apply.
 
     Args:
         name: what the configuration is called in messages.
@@ -105,4 +106,6 @@ def _replace(config: Any, changes: dict[str, Any]) -> Any:
             inner.setdefault(first, {})[rest] = value
     for field, parts in inner.items():
         own[field] = _replace(own.get(field, getattr(config, field)), parts)
+    if hasattr(config, "with_changes"):
+        return config.with_changes(own)
     return dataclasses.replace(config, **own)

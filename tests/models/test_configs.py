@@ -4,7 +4,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl import models
-from meshdsl.models import TransformerConfig
+from meshdsl.models import TransformerConfig, load
 from meshdsl.models.bert import BertConfig
 from meshdsl.models.resnet import ResNetConfig
 from meshdsl.models.unet3d import UNet3DConfig
@@ -155,3 +155,16 @@ def test_values_that_no_field_takes_are_told_together():
         "layers=0: needs to be at least 1; d_ff=-1: needs to be at least 1; "
         "norm='batch': choose from rms, layer"
     )
+
+
+def test_dispatch_by_sorting_leaves_the_models_own_capacity_out():
+    config = load("mixtral_mini", "dispatch=sort").config
+    assert (config.dispatch, config.capacity) == ("sort", None)
+    among_peers = load("mixtral_mini", "dispatch=sort,expert_peers=4")
+    assert among_peers.config.capacity == 1.25
+    assert among_peers.with_overrides("expert_peers=1").config.capacity is None
+    assert load("mixtral_mini", "layers=1").config.capacity == 1.25
+    with pytest.raises(ValueError, match="drops nothing; leave capacity=2 out"):
+        load("mixtral_mini", "dispatch=sort,capacity=2")
+    with pytest.raises(ValueError, match=r"drops nothing; leave capacity=1\.25 out"):
+        load("mixtral_mini", "capacity=1.25,dispatch=sort")
