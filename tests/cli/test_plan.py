@@ -43,6 +43,17 @@ def test_the_report_has_the_plan_its_parts_the_runners_up_and_the_commands(capsy
     )  # the same in every run
 
 
+def test_the_dtype_is_told_and_what_half_precision_does(capsys):
+    flags = (TINY, MACHINE, "--microbatches=1", "--search_seconds=1")
+    head = " ".join(run(capsys, *flags).split("\n\n")[0].split())
+    half = "--policy=params=float32,compute=bfloat16"
+    assert re.search(r"batch \S+ .*?, in float32 the best of", head)
+    assert head.endswith(f"to be faster: half precision moves half the bytes ({half})")
+    assert json.loads(run(capsys, *flags, "--json"))["dtype"] == "float32"
+    head = " ".join(run(capsys, *flags, half).split("\n\n")[0].split())
+    assert ", in bfloat16 the best of" in head and "to be faster" not in head
+
+
 @pytest.mark.long
 def test_a_plan_may_have_to_be_surely_near_the_best(capsys, monkeypatch):
     monkeypatch.setattr("meshdsl.cli.planning.nearness._EVERY", 0.0)

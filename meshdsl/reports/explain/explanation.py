@@ -25,6 +25,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 
+import numpy as np
+
 from meshdsl.late import late
 from meshdsl.layouts.calibration import find_hardware
 from meshdsl.layouts.hardware import Hardware
@@ -48,7 +50,7 @@ from meshdsl.lowering.program import (
 from meshdsl.reports.explain.advice import advice, to_be_faster
 from meshdsl.reports.explain.alternatives import Alternative, compared
 from meshdsl.reports.explain.decisions import in_words
-from meshdsl.reports.explain.limits import faster
+from meshdsl.reports.explain.limits import dtype_of_products, faster
 from meshdsl.reports.explain.pads import Pads, pads
 from meshdsl.reports.explain.pipeline import PipelineReport, pipeline_report
 from meshdsl.reports.explain.selection import Selection
@@ -138,6 +140,7 @@ class Explanation:
         simulated: the step as events, by the costs of operations on that hardware.
         pads: what is lost where sizes do not divide.
         faster: the next things to try for a shorter step, or an empty string.
+        dtype: that of the operands of most products; None: there are no products.
         alternatives: the step as it is and by other options, if those were given and differ.
         pipeline: the pipeline that the program runs, if any.
         notes: inputs and results that look like others, but follow other rules of the layout; and
@@ -166,6 +169,7 @@ class Explanation:
     simulated: Schedule
     pads: Pads
     faster: str
+    dtype: np.dtype | None
     alternatives: tuple[Alternative, ...]
     notes: tuple[str, ...] = ()
     pipeline: PipelineReport | None = None
@@ -253,6 +257,7 @@ def explain(
         simulated=simulate(program, device),
         pads=pads(program, [(part.name, part.buffer) for part in parts]),
         faster="; ".join(filter(None, [faster(program, step, traffic), to_be_faster(changes)])),
+        dtype=dtype_of_products(program),
         alternatives=compared(program, others, device),
         pipeline=pipeline_report(program, step),
         notes=(*program.notes, *map(in_words, program.decisions)),

@@ -20,6 +20,7 @@ from meshdsl.tensors.dtypes import BFLOAT16
 if TYPE_CHECKING:
     from meshdsl.reports.explain.explanation import Explanation, Traffic
 
+_PRODUCTS = ("einsum", "convolve", "attention")
 _FLOAT32 = np.dtype("float32")
 _HALF = "--policy=params=float32,compute=bfloat16"
 
@@ -95,19 +96,34 @@ def too_large(explanation: Explanation) -> str:
 
 
 def faster(program: SpmdProgram, timeline: Timeline, traffic: Sequence[Traffic]) -> str:
-    """Returns one suggestion about what takes most of the step, or an empty string."""
+    """Returns suggestions about what takes most of the step and its dtype, or an empty string."""
+    suggestions = [_about_network(program, timeline, traffic), in_half_precision(program, timeline)]
+    return "; ".join(filter(None, suggestions))
+
+
+def in_half_precision(program: SpmdProgram, timeline: Timeline) -> str:
+    """Returns what half precision does for a step of float32, or an empty string.
+
+    The string is empty if the hardware has no products of half precision.
+    """
+    hardware = timeline.hardware
+    if dtype_of_products(program) != _FLOAT32 or BFLOAT16.itemsize not in hardware.flops:
+        return ""
+    quick = hardware.peak(BFLOAT16) / hardware.peak(_FLOAT32)
+    if timeline.limit == "compute" and quick > 1:
+        return f"{_HALF} multiplies {quick:.1f} times as fast"
+    return f"half precision moves half the bytes ({_HALF})"
+
+
+def _about_network(program: SpmdProgram, timeline: Timeline, traffic: Sequence[Traffic]) -> str:
+    """Returns one suggestion about the axes of the mesh, or an empty string."""
     limit, hardware = timeline.limit, timeline.hardware
     used = {axis for rule in program.layout.rules for axis in rule.axes}
     for axis, size in program.mesh.axes:
         if size > 1 and used and axis not in used:
             return f"no rule splits a dim over axis `{axis}`: its {size:,} devices do the same work"
     if limit in LOCAL:
-        if _multiplies(program) != _FLOAT32:
-            return ""
-        quick = hardware.peak(BFLOAT16) / hardware.peak(_FLOAT32)
-        if limit == "memory":
-            return f"half precision moves half the bytes ({_HALF})"
-        return f"{_HALF} multiplies {quick:.1f} times as fast" if quick > 1 else ""
+        return ""
     inputs = zip(program.block.inputs, program.input_paths, strict=True)
     limiting = [t for t in traffic if over(t.axes, program.mesh) == limit]
     if not limiting:
@@ -128,7 +144,11 @@ def faster(program: SpmdProgram, timeline: Timeline, traffic: Sequence[Traffic])
     return text
 
 
-def _multiplies(program: SpmdProgram) -> np.dtype | None:
-    """Returns the dtype of the operands of the largest product."""
-    products = [i for i, _ in program.block.walk() if i.op in ("einsum", "convolve", "attention")]
-    return max(products, key=instruction_flops).inputs[0].dtype if products else None
+def dtype_of_products(program: SpmdProgram) -> np.dtype | None:
+    """Returns the dtype of the operands of most products, by their flops; None: there are none."""
+    flops: dict[np.dtype, int] = {}
+    for instruction, times in program.block.walk():
+        if instruction.op in _PRODUCTS:
+            dtype = instruction.inputs[0].dtype
+            flops[dtype] = flops.get(dtype, 0) + times * instruction_flops(instruction)
+    return max(flops, key=lambda dtype: flops[dtype], default=None)

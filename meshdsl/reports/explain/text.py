@@ -51,9 +51,10 @@ def head(explanation: Explanation) -> list[str]:
     if explanation.batch is not None:
         sizes = " × ".join(f"{dim.name} {dim.size:,}" for dim in explanation.batch.shape)
         facts += [sizes] if sizes else []
-    facts.append(f"{show_flops(explanation.flops)}/device/step")
+    kind = f" in {explanation.dtype}" if explanation.dtype is not None else ""
+    facts.append(f"{show_flops(explanation.flops)}/device/step{kind}")
     where = f" on {mesh}" if mesh.axes else ""
-    lines = [f"{explanation.name}{where}: " + " · ".join([devices, *facts])]
+    lines = wrapped("", f"{explanation.name}{where}: " + " · ".join([devices, *facts]), _WIDTH)
     lines += [f"layout {explanation.layout}"] if str(explanation.layout) else []
     if explanation.timeline.seconds:
         head = f"at the peaks of {explanation.timeline.hardware.title}: "

@@ -36,6 +36,7 @@ def as_values(explanation: Explanation) -> dict[str, Any]:
         "memory_bytes": hardware.memory_bytes,
         "parameters": explanation.parameter_count,
         "flops": explanation.flops,
+        "dtype": None if explanation.dtype is None else str(explanation.dtype),
         "seconds": seven(schedule.seconds),
         "work_seconds": seven(times.work),
         "exposed_seconds": seven(times.exposed),

@@ -11,8 +11,8 @@ import numpy as np
 from meshdsl.layouts.hardware import Hardware
 from meshdsl.lowering.costs.simulation import simulate
 from meshdsl.lowering.costs.units import show_bytes, show_seconds
-from meshdsl.reports.explain import explain
-from meshdsl.reports.explain.limits import limit_of, waits_of
+from meshdsl.reports.explain import Explanation, explain
+from meshdsl.reports.explain.limits import in_half_precision, limit_of, waits_of
 from meshdsl.search.plans import Plan
 from meshdsl.tensors.dtypes import as_dtype
 
@@ -59,16 +59,28 @@ class Figures:
         return sum(self.waits.values())
 
     @cached_property
-    def memory(self) -> Mapping[str, int]:
-        """The bytes of a device at the peak, by what they are for."""
-        parts = explain(self.plan.program, self.hardware.name).bytes_of
-        return {part: count for part, count in parts.items() if count}
+    def _explanation(self) -> Explanation:
+        return explain(self.plan.program, self.hardware.name)
 
     @cached_property
+    def memory(self) -> Mapping[str, int]:
+        """The bytes of a device at the peak, by what they are for."""
+        return {part: count for part, count in self._explanation.bytes_of.items() if count}
+
+    @property
     def limit(self) -> str:
         """What takes most of the step."""
-        explanation = explain(self.plan.program, self.hardware.name)
-        return limit_of(explanation.simulated, explanation.timeline)
+        return limit_of(self._explanation.simulated, self._explanation.timeline)
+
+    @property
+    def dtype(self) -> np.dtype | None:
+        """That of the operands of most products; None: there are no products."""
+        return self._explanation.dtype
+
+    @property
+    def faster(self) -> str:
+        """What half precision does for the step, or an empty string."""
+        return in_half_precision(self.plan.program, self._explanation.timeline)
 
     @property
     def flops_share(self) -> float:

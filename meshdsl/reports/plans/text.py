@@ -23,17 +23,19 @@ def show(heading: Heading, plans: Plans, rows: Sequence[Figures], commands: Sequ
         rows: the figures of all plans that fit, the fastest first, then of those that do not.
     """
     fitting = [row for row in rows if row.plan.fits]
-    sections = [_head(heading, plans), _best(heading, plans, fitting[0])]
+    sections = [_head(heading, plans, fitting[0]), _best(heading, plans, fitting[0])]
     sections.append(_others(fitting[0], [row for row in rows if row is not fitting[0]]))
     sections.append(_front(heading, plans, fitting))
     sections.append(["to run it", *(f"  {command}" for command in commands)])
     return "\n\n".join("\n".join(section) for section in sections if section)
 
 
-def _head(heading: Heading, plans: Plans) -> list[str]:
+def _head(heading: Heading, plans: Plans, best: Figures) -> list[str]:
+    kind = f", in {best.dtype}" if best.dtype is not None else ""
     return [
-        f"{heading.model} on {heading.machine}, batch {heading.batch}",
+        *wrapped("", f"{heading.model} on {heading.machine}, batch {heading.batch}{kind}", _WIDTH),
         *wrapped("", _certificate(plans), _WIDTH),
+        *wrapped("to be faster: ", best.faster, _WIDTH),
     ]
 
 

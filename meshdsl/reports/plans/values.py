@@ -21,6 +21,7 @@ def as_values(
         "model": heading.model,
         "machine": heading.machine,
         "batch": heading.batch,
+        "dtype": None if best.dtype is None else str(best.dtype),
         f"{heading.unit}_per_step": heading.count,
         "version": heading.version,
         "hardware": plans.hardware.name,

@@ -4,7 +4,14 @@ import pytest
 
 import meshdsl as md
 from meshdsl.reports.explain.explanation import explain
-from meshdsl.reports.explain.limits import called, step_time, too_large, what_limits
+from meshdsl.reports.explain.limits import (
+    called,
+    dtype_of_products,
+    step_time,
+    too_large,
+    what_limits,
+)
+from meshdsl.tensors.dtypes import as_dtype
 from tests.reports.explain.steps import LARGE, explained
 
 
@@ -29,9 +36,37 @@ def test_one_device_does_not_wait_for_others():
     found = explained(mesh=None, layout=None)[1]
     assert "travels" not in step_time(found)
     assert what_limits(found.timeline).startswith("memory bandwidth (")
-    assert found.faster == (
-        "half precision moves half the bytes (--policy=params=float32,compute=bfloat16)"
-    )
+    assert found.faster == _HALF_BYTES
+
+
+_HALF_BYTES = "half precision moves half the bytes (--policy=params=float32,compute=bfloat16)"
+
+
+def test_the_dtype_of_most_products_is_in_the_first_line():
+    n, m = md.dims(n=64, m=64)
+
+    def products(x, y):  # 2 * 64^3 flops in the dtype of x, and 2 * 64^2 in float32
+        square = md.einsum(x, x.rename({"n": "k"}), over="m")
+        return md.einsum(md.cast(square, "float32"), y, over="k")
+
+    for dtype in ("bfloat16", "float64"):
+        specs = md.spec([n, m], dtype), md.spec(md.dims(k=64), "float32")
+        program = md.jit(products).lower(*specs)
+        assert dtype_of_products(program) == as_dtype(dtype)
+        assert str(explain(program)).split("\n")[0].endswith(f"/device/step in {dtype}")
+    assert str(explained()[1]).split("\n")[0].endswith("/device/step in float32")
+
+
+def test_a_program_without_products_has_no_dtype():
+    program = md.jit(lambda x: x + 1).lower(md.spec(md.dims(n=4)))
+    assert dtype_of_products(program) is None
+    assert str(explain(program)).split("\n")[0].endswith("/device/step")
+
+
+def test_hardware_without_half_precision_is_not_met_with_it():
+    program, _ = explained(mesh=None, layout=None)
+    assert explain(program, "v5p").faster == _HALF_BYTES
+    assert "half precision" not in explain(program, "cpu").faster
 
 
 def test_half_precision_is_not_advised_twice():
@@ -47,7 +82,8 @@ def test_half_precision_is_not_advised_twice():
 def test_products_in_float32_are_met_with_half_precision_where_it_is_faster():
     program, _ = explained(mesh="data:8 model:8", **LARGE)
     assert explain(program, "v5p").timeline.limit == "compute"
-    assert explain(program, "v5p").faster == ""  # its products are one pass of bfloat16 anyway
+    # Its products are one pass of bfloat16 anyway, of operands that have twice the bytes.
+    assert explain(program, "v5p").faster == _HALF_BYTES
     assert explain(program, "h100").timeline.limit == "compute"
     assert explain(program, "h100").faster == (
         "--policy=params=float32,compute=bfloat16 multiplies 2.0 times as fast"
@@ -59,7 +95,7 @@ def test_a_busy_axis_is_met_with_its_largest_collective():
     assert found.faster.startswith("most of that is the all_reduce of ")
     assert "tests/reports/explain/steps.py:" in found.faster
     assert found.faster.endswith(
-        "with more devices on other axes and fewer on this one, each sends less"
+        "with more devices on other axes and fewer on this one, each sends less; " + _HALF_BYTES
     )
 
 
@@ -67,7 +103,7 @@ def test_gradients_on_the_wire_are_met_with_a_larger_batch():
     _, found = explained(mesh="data:8", layout="batch:data", batch=8, length=2)
     assert found.timeline.limit == "over data"
     assert found.faster.endswith(
-        "a larger batch sends no more of it, and spreads it over more work"
+        "a larger batch sends no more of it, and spreads it over more work; " + _HALF_BYTES
     )
 
 
@@ -75,7 +111,7 @@ def test_an_axis_that_reaches_past_the_fast_network_is_told():
     program, _ = explained(mesh="model:32", layout="d_ff:model; vocab:model", d_ff=256, vocab=128)
     found = explain(program, "h100")
     assert found.timeline.limit == "over model"
-    assert found.faster.endswith("the fast network joins 8 devices: keep this axis inside them")
+    assert "the fast network joins 8 devices: keep this axis inside them" in found.faster
 
 
 def test_a_peak_that_does_not_fit_is_told():
@@ -96,5 +132,5 @@ def test_the_hardware_is_named(hardware):
 
 def test_an_axis_that_splits_nothing_is_told():
     assert explained(layout="batch:data")[1].faster == (
-        "no rule splits a dim over axis `model`: its 4 devices do the same work"
+        "no rule splits a dim over axis `model`: its 4 devices do the same work; " + _HALF_BYTES
     )

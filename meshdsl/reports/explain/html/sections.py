@@ -95,6 +95,7 @@ def tiles(explanation: Explanation) -> Html:
         _tile(
             "arithmetic",
             show_flops(explanation.flops),
+            f"{f'in {explanation.dtype}, ' if explanation.dtype is not None else ''}"
             f"{show_share(_used(explanation))} of the bf16 peak",
         ),
         _tile(
