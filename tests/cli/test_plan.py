@@ -33,7 +33,7 @@ def test_the_report_has_the_plan_its_parts_the_runners_up_and_the_commands(capsy
     assert re.search(r"the best of [\d,]+ plans; \d+ were lowered", head)
     lines = [line.split()[0] for line in best.split("\n")[1:] if line[2] != " "]
     assert set(lines) >= {"mesh", "layout", "step", "memory", "limit"}
-    assert "tokens/s" in best and "of the peak flops" in best
+    assert "tokens/s" in best and "of the bf16 peak" in best
     assert any(part.startswith("runners-up: what makes them worse\n") for part in rest)
     (command,) = re.findall(r"meshdsl (train .*)", text)
     mesh = re.search(r"  mesh    (.*)", best)[1].replace(" ", ",")

@@ -14,9 +14,8 @@ from meshdsl.lowering.costs.units import show_bytes, show_seconds
 from meshdsl.reports.explain import Explanation, explain
 from meshdsl.reports.explain.limits import in_half_precision, limit_of, waits_of
 from meshdsl.search.plans import Plan
-from meshdsl.tensors.dtypes import as_dtype
+from meshdsl.tensors.dtypes import BFLOAT16
 
-_BFLOAT16 = np.dtype(as_dtype("bfloat16"))
 _MATTERS = 0.02  # the share of a step from which a difference is told
 
 
@@ -84,8 +83,8 @@ class Figures:
 
     @property
     def flops_share(self) -> float:
-        """The share of the peak flops of bfloat16 that the step's own are, as `mfu` of a run."""
-        return self.plan.program.flops / self.seconds / self.hardware.peak(_BFLOAT16)
+        """The share of the bfloat16 peak that a device uses; recomputed products count too."""
+        return self.plan.program.flops / self.seconds / self.hardware.peak(BFLOAT16)
 
     def worse(self, than: Figures) -> str:
         """Returns what makes this plan worse than a better one, the most first."""

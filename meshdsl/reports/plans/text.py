@@ -68,7 +68,7 @@ def _best(heading: Heading, plans: Plans, best: Figures) -> list[str]:
     if best.waits:
         step += f", {show_seconds(best.exposed)} of waiting for what is sent"
     lines += wrapped(
-        "  step    ", f"{step}; {rate:,.0f} {heading.unit}/s, {flops} of the peak flops", _WIDTH
+        "  step    ", f"{step}; {rate:,.0f} {heading.unit}/s, {flops} of the bf16 peak", _WIDTH
     )
     waits = [
         f"{show_seconds(seconds)} for {kind} over {axes}"
