@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from meshdsl.training.health.settings import Health
     from meshdsl.training.loop import train
     from meshdsl.training.loss_scaling import LossScaling
+    from meshdsl.training.nonfinite import NotFinite
     from meshdsl.training.processes.joining import joined
     from meshdsl.training.recipe import Recipe
     from meshdsl.training.reporting.profiling import ProfiledSteps
@@ -39,6 +40,7 @@ __all__ = [
     "Evaluation",
     "Health",
     "LossScaling",
+    "NotFinite",
     "ProfiledSteps",
     "Recipe",
     "Reporting",
@@ -58,6 +60,7 @@ _WHERE = {
     "Evaluation": "evaluation",
     "Health": "health.settings",
     "LossScaling": "loss_scaling",
+    "NotFinite": "nonfinite",
     "ProfiledSteps": "reporting.profiling",
     "Recipe": "recipe",
     "Reporting": "reporting.reports",

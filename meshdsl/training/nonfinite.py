@@ -82,6 +82,11 @@ class NotFinite(ValueError):
 
     Attributes:
         step: the number of the step.
+
+    Examples:
+        >>> from meshdsl.training import NotFinite
+        >>> NotFinite(7, "loss is nan in step 7").step
+        7
     """
 
     def __init__(self, step: int, message: str) -> None:

@@ -16,7 +16,7 @@ from meshdsl.optim import AdamW
 from meshdsl.training import run as run_module
 from meshdsl.training.health.hanging import HangWatch
 from meshdsl.training.loss_scaling import LossScaling
-from meshdsl.training.nonfinite import RecentBatches
+from meshdsl.training.nonfinite import NotFinite, RecentBatches
 from meshdsl.training.reporting.time_shares import PARTS
 from meshdsl.training.step import make_eval_step
 from meshdsl.training.step_metrics import KEYS
@@ -360,8 +360,9 @@ def poisoned(bad, count=12):
 
 
 def test_a_step_that_is_not_finite_stops_the_run_and_names_the_gradient(tmp_path):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(NotFinite) as error:
         run(poisoned([5, 7]), steps=12, log_every=4, workdir=tmp_path)
+    assert error.value.step == 5
     assert str(error.value) == (
         "step 5: the loss is nan, and the gradient of w_in is not finite. The update was left out. "
         "nonfinite=skip goes on without such steps. The step was repeated with every operation "
