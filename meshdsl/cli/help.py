@@ -10,6 +10,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping
 
+from meshdsl.cli.parsing.own_texts import OWN
 from meshdsl.cli.parsing.table import ABOUT, FLAGS
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -365,24 +366,25 @@ def show_help(command: str, says: str) -> str:
     """Returns the help of a command."""
     about = HELP.get(command)
     if about is None:  # a command without groups of its own takes them all
-        return "\n".join([f"meshdsl {command}: {says}", "", *_lines(FLAGS)])
+        return "\n".join([f"meshdsl {command}: {says}", "", *_lines(command, FLAGS)])
     lines = [f"meshdsl {command}: {says}"]
     if about.used:
-        lines += ["", "most used", *_lines(about.used)]
+        lines += ["", "most used", *_lines(command, about.used)]
     for title, names in about.groups.items():
         if rest := [name for name in names if name not in about.used]:
-            lines += ["", title, *_lines(rest)]
+            lines += ["", title, *_lines(command, rest)]
     rest = [name for name in about.also if name not in about.used] + sorted(_UNGROUPED)
     always = [line for name in ABOUT if name != "help" for line in _flag(name, None, ABOUT[name])]
-    lines += ["", "others", *_lines(rest), *always, "", "examples"]
+    lines += ["", "others", *_lines(command, rest), *always, "", "examples"]
     for says_of_example, arguments in about.examples.items():
         lines += [f"  {says_of_example}", f"    meshdsl {command} {arguments}".rstrip()]
     lines += [f"  {line}" for line in about.file]
     return "\n".join(lines)
 
 
-def _lines(names: Iterable[str]) -> list[str]:
-    return [line for name in names for line in _flag(name, FLAGS[name][0], FLAGS[name][2])]
+def _lines(command: str, names: Iterable[str]) -> list[str]:
+    texts = {name: OWN.get((command, name), FLAGS[name][2]) for name in names}
+    return [line for name, text in texts.items() for line in _flag(name, FLAGS[name][0], text)]
 
 
 def _flag(name: str, default: str | None, text: str) -> list[str]:

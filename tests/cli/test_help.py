@@ -8,7 +8,8 @@ import pytest
 
 from meshdsl.cli import flags, main
 from meshdsl.cli.help import GROUPS, HELP, show_help
-from meshdsl.cli.parsing.table import FLAGS
+from meshdsl.cli.parsing.own_texts import OWN
+from meshdsl.cli.parsing.table import FLAGS, SEVERAL
 
 # What commands read of flags without the record that they are made of.
 READ = re.compile(r'values(?:\.|\[")(\w+)')
@@ -53,6 +54,35 @@ def test_a_command_shows_the_flags_that_its_module_reads(command):
         command, set()
     )
     assert read - refused <= HELP[command].flags
+
+
+def test_a_text_of_its_own_is_of_a_flag_that_the_command_reads():
+    assert [pair for pair in OWN if pair[1] not in HELP[pair[0]].flags] == []
+    several = {(command, name) for command, name in OWN if name in SEVERAL.get(command, ())}
+    assert all("several: the flag again" in OWN[pair] for pair in several)
+
+
+@pytest.mark.parametrize("flag", sorted({flag for _, flag in OWN}))
+def test_a_flag_with_texts_of_its_own_has_one_for_every_command(flag):
+    """So that no command shows what the flag means to others."""
+    assert {command for command, name in OWN if name == flag} == {
+        command for command, about in HELP.items() if flag in about.flags
+    }
+
+
+@pytest.mark.parametrize(
+    ("command", "strange"),
+    [
+        ("train", "`serve`"),
+        ("plot", "`export`"),
+        ("runs", "TensorBoard"),
+        ("plan", "`compile` to compare"),
+        ("generate", "`evaluate`"),
+    ],
+)
+def test_the_help_of_a_command_speaks_of_no_other(command, strange):
+    flags_of = show_help(command, "").split("examples")[0]
+    assert strange not in " ".join(flags_of.split())
 
 
 @pytest.mark.parametrize("command", HELP)

@@ -163,7 +163,11 @@ FLAGS: dict[str, Flag] = {
         truth,
         "Pack whole documents into rows, which do not see each other. Default: one long text.",
     ),
-    "batch_size": (None, whole(1), "Sequences in a batch. Default: the model's; of `serve`, 8."),
+    "batch_size": (
+        None,
+        whole(1),
+        "Sequences in a batch. Default: the model's; of `generate` and `serve`, 8.",
+    ),
     **_made("batch_ramp"),
     "length": (
         None,
