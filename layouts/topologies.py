@@ -27,6 +27,8 @@ from meshdsl.tensors.dims import did_you_mean
 Sizes = tuple[int, ...]
 _EXAMPLES = "v5p:8x8x8 or h100:8x16"
 _NEAREST = 3
+_ACCELERATOR_TYPE = re.compile(r"(v\d+[a-z]*)-(\d+)", re.IGNORECASE)
+_NAMED_BY_CORES = ("v3", "v4", "v5p")  # of which each chip has two
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ class Topology:
         match = re.fullmatch(r"([\w.\-]+):(\d+(?:x\d+)*)", text.strip())
         name = text.partition(":")[0].strip()
         if name not in FAMILIES:
+            if as_type := _ACCELERATOR_TYPE.fullmatch(name):
+                _refuse_type(as_type)
             hint = did_you_mean(name.lower(), FAMILIES)
             known = ", ".join(FAMILIES)
             written = "" if match else f". A topology is written {_EXAMPLES}"
@@ -172,6 +176,24 @@ class Topology:
     def __str__(self) -> str:
         shape = f"{self.name}:{'x'.join(map(str, self.sizes))}"
         return shape if self.slices == 1 else f"{self.slices} slices of {shape}"
+
+
+def _refuse_type(match: re.Match[str]) -> None:
+    """Raises ValueError if a name is Cloud TPU's of an accelerator, as `v5p-128`."""
+    name = match[1].lower().replace("v5litepod", "v5e")
+    if name not in FAMILIES:
+        return
+    number, by_cores = int(match[2]), name in _NAMED_BY_CORES
+    chips = number // 2 if by_cores else number
+    shapes = tuple(s for s in FAMILIES[name].shapes if math.prod(s) == chips)
+    if not shapes:
+        shapes = tuple(_nearest((chips,), FAMILIES[name])[:1])
+    written = " or ".join(f"{name}:{'x'.join(map(str, shape))}" for shape in shapes)
+    unit = f"cores, so it has {chips:,} chips" if by_cores else "chips"
+    raise ValueError(
+        f"{match[0]!r} is an accelerator type of Cloud TPU, which counts {unit}. A topology is "
+        f"written with the chips along each direction of a slice: {written}"
+    )
 
 
 def _check(name: str, sizes: Sizes) -> None:

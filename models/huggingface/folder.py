@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from meshdsl.tensors.dims import did_you_mean
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
+_NEEDS = re.compile(r"needs (\w+)=(\S+), not \S+")  # of `describing.misfits`
 _BATCH, _LENGTH = 8, 1024  # sensible defaults for training
 
 
@@ -128,11 +131,25 @@ def family_for(config: Any, name: str | None = None) -> tuple[Family, dict[str, 
     Raises:
         ValueError: there is none; it says why not, of each.
     """
-    reasons = []
+    reasons: dict[tuple[str, ...], list[str]] = {}  # families, by what they cannot have
     for family in [FAMILIES[name]] if name is not None else FAMILIES.values():
         settings, problems = family.describe(config)
         if not problems:
             kind = {"architectures": [family.architecture], "model_type": family.name}
             return family, {**kind, **settings}
-        reasons.append(f"{family.name}: {'; '.join(problems)}")
-    raise ValueError("\n  ".join(["no family of Hugging Face has such models", *reasons]))
+        reasons.setdefault(tuple(problems), []).append(family.name)
+    nearest = sorted(reasons, key=lambda problems: (_changes(problems) is None, len(problems)))
+    lines = [f"{', '.join(reasons[problems])}: {'; '.join(problems)}" for problems in nearest]
+    head = "no family of Hugging Face has such models"
+    if changes := _changes(nearest[0]):
+        head += (
+            f'; one that is trained with --model_args="{changes}" is of {reasons[nearest[0]][0]}'
+        )
+    raise ValueError("\n  ".join([head, *lines]))
+
+
+def _changes(problems: Sequence[str]) -> str | None:
+    """Returns the changes of a configuration after which a family has it; None: unknown."""
+    matches = [_NEEDS.fullmatch(problem) for problem in problems]
+    found = [f"{match[1]}={match[2].lower()}" for match in matches if match is not None]
+    return ",".join(found) if len(found) == len(problems) else None

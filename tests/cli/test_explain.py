@@ -228,6 +228,9 @@ def test_a_second_layout_needs_a_mesh_and_has_to_fit_too(capsys):
     assert refused(capsys, MESH, "--compare_layout=heads").startswith(
         "meshdsl explain: --compare_layout: malformed layout"
     )
+    pair = refused(capsys, MESH, "--compare_layout=data:16 | batch:data")
+    assert "--compare_layout: takes a layout on the mesh of --mesh_shape" in pair
+    assert "`sweep` ranks pairs" in pair and "`plan --against`" in pair
 
 
 def test_unknown_hardware_is_reported_with_the_known_ones(capsys):

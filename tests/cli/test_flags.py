@@ -239,6 +239,12 @@ def test_values_are_read_into_what_they_mean():
         ("--model", "Missing value for flag --model"),
         ("--steps=many", "--steps: needs a whole number of at least 1, got 'many'"),
         ("--steps=0", "--steps: needs a whole number of at least 1, got '0'"),
+        (
+            "--checkpoint_every=10min",
+            "--checkpoint_every: counts steps: needs a whole number of at least 1, got '10min'. A "
+            "time in steps is 600 / step_seconds; metrics.jsonl of a run has step_seconds",
+        ),
+        ("--log_every=0", "--log_every: needs a whole number of at least 1, got '0'"),
         ("--learning_rate=-1", "--learning_rate: needs a number of at least 0, got '-1'"),
         ("--weight_decay=nan", "--weight_decay: needs a number of at least 0, got 'nan'"),
         ("--memory=16GIB/2", "--memory: needs a size, as 16GiB, 95GB or 4096 (units: B, kB,"),

@@ -53,8 +53,27 @@ def test_an_unknown_name_is_told_with_the_nearest():
         "unknown topology 'v5'; choose one of v3, v4, v5e, v5p, v6e, a100, h100, h200, b200. "
         "Did you mean `v5p` or `v5e`?"
     )
-    assert refused("v5p-1024").endswith(". A topology is written v5p:8x8x8 or h100:8x16")
-    assert refused("V5P-512").endswith("v5p:8x8x8 or h100:8x16. Did you mean `v5p`?")
+    assert refused("v9-1024").endswith(". A topology is written v5p:8x8x8 or h100:8x16")
+    assert refused("V5P-x").endswith("v5p:8x8x8 or h100:8x16. Did you mean `v5p`?")
+
+
+@pytest.mark.parametrize(
+    ("text", "counts", "written"),
+    [
+        ("v5p-128", "cores, so it has 64 chips", "v5p:4x4x4"),
+        ("V5P-1024", "cores, so it has 512 chips", "v5p:4x8x16 or v5p:8x8x8"),
+        ("v4-8", "cores, so it has 4 chips", "v4:2x2x1"),
+        ("v3-8", "cores, so it has 4 chips", "v3:2x2"),
+        ("v5litepod-16", "chips", "v5e:4x4"),
+        ("v6e-8", "chips", "v6e:2x4"),
+        ("v6e-7", "chips", "v6e:2x4"),
+    ],
+)
+def test_an_accelerator_type_is_told_as_the_topology_that_it_is(text, counts, written):
+    assert refused(text) == (
+        f"{text!r} is an accelerator type of Cloud TPU, which counts {counts}. A topology is "
+        f"written with the chips along each direction of a slice: {written}"
+    )
 
 
 @pytest.mark.parametrize("text", ["v5p", "v5p:", "v5p:8x8x", "v5p:8,8,8", "v5p:8x8x8x"])

@@ -233,6 +233,8 @@ def test_other_settings_are_shown_and_taken_only_if_overridden(tmp_path):
         "  learning_rate: 0.05 in the checkpoint, 0.1 here",
         "  seed: none in the checkpoint, 1 here",
     ]
+    with pytest.raises(ValueError, match="stop early with --exit_at_step, or Stops"):
+        run(tmp_path, saving=Saving(config={**other, "steps": "9"}))
     told = r"other settings: learning_rate: 0\.05 in the checkpoint, 0\.1 here; seed: none"
     with pytest.warns(UserWarning, match=told):
         assert run(tmp_path, saving=Saving(config=other, override=True)).step == STEPS

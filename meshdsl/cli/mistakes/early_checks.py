@@ -16,7 +16,7 @@ from meshdsl.cli.job import Job
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.optim.by_name import DEFAULT
 from meshdsl.training.checkpointing.checkpoints import check_same
-from meshdsl.training.checkpointing.saving import FOLDER, begun, differences
+from meshdsl.training.checkpointing.saving import FOLDER, begun, differences, refusal
 from meshdsl.training.checkpointing.shared_checkpoints import described
 from meshdsl.training.checks import misfit_of_steps
 from meshdsl.training.state import by_path, spec_of
@@ -96,12 +96,7 @@ def _check_checkpoint(
     config.pop(_DATA, None)
     changes = [] if override else differences(config, settings, DEFAULTS)
     if changes:
-        lines = [
-            f"checkpoint {latest} is of a job with other settings; give them again, choose "
-            "another workdir, or go on with the new ones (--override)",
-            *changes,
-        ]
-        problems.add("\n  ".join(lines))
+        problems.add(refusal(latest, changes))
         return
     with problems.caught("--workdir"):
         check_same(arrays, by_path(spec_of(job.recipe.create_state())), latest)

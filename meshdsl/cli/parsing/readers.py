@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from meshdsl.layouts.automatic import AUTO
+from meshdsl.layouts.layout import Layout
 from meshdsl.lowering.backends import BACKENDS
 from meshdsl.lowering.options import PIPELINES
 from meshdsl.optim import schedules
@@ -32,6 +33,21 @@ def whole(least: int) -> Reader:
         return number
 
     return read
+
+
+def count_of_steps(text: str) -> int:
+    """Reads a number of steps, at least 1; of a time it says how many steps that is."""
+    try:
+        return int(whole(1)(text))
+    except ValueError as error:
+        try:
+            seconds = duration(text)
+        except ValueError:
+            raise error from None
+        raise ValueError(
+            f"counts steps: {error}. A time in steps is {seconds:,.0f} / step_seconds; "
+            "metrics.jsonl of a run has step_seconds"
+        ) from None
 
 
 def or_auto(reader: Reader) -> Reader:
@@ -89,6 +105,17 @@ def other_program(text: str) -> str:
             f"my_step.py:program, got {text!r}{did_you_mean(text, ['jax_auto'])}"
         )
     return text
+
+
+def one_layout(text: str) -> Layout:
+    """Reads a layout on the mesh of another one."""
+    if "|" in text:
+        raise ValueError(
+            f"takes a layout on the mesh of --mesh_shape, not a mesh beside it: {text!r}. `sweep` "
+            'ranks pairs of mesh and layout (--layout="data:16 | batch:data"), and `plan '
+            "--against` compares the best plan with such a pair"
+        )
+    return Layout.parse(text)
 
 
 def floating(text: str) -> str:

@@ -15,6 +15,7 @@ from absl.flags import FlagValues
 
 from meshdsl.cli.parsing.readers import (
     Reader,
+    count_of_steps,
     number,
     one_of,
     or_auto,
@@ -74,6 +75,10 @@ _READERS: dict[str, Reader] = {
     "extra_metrics": some_of(*EXTRA_METRICS),
     "trainable": words_of,
     "microbatches": or_auto(whole(1)),
+    **dict.fromkeys(
+        ("checkpoint_every", "local_every", "eval_every", "log_every", "replica_check_every"),
+        count_of_steps,
+    ),
 }
 # What flags mean beyond their fields: a seed is also of the data, and a process has an exit code.
 _HELP = {

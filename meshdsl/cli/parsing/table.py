@@ -12,6 +12,7 @@ from meshdsl.cli.parsing.readers import (
     floating,
     hardware_name,
     number,
+    one_layout,
     one_of,
     other_program,
     remat,
@@ -25,7 +26,6 @@ from meshdsl.cli.parsing.readers import (
 from meshdsl.cli.parsing.record_flags import OF_OPTIONS, OF_TRAINING, Flag
 from meshdsl.layouts.automatic import read_layout, read_mesh
 from meshdsl.layouts.hardware import HARDWARE
-from meshdsl.layouts.layout import Layout
 from meshdsl.lowering.backends import BACKENDS
 from meshdsl.optim import by_name as optimizers
 from meshdsl.optim import schedules
@@ -358,7 +358,7 @@ FLAGS: dict[str, Flag] = {
         "File to write as one HTML page: by `explain` instead of text, by `compile` beside it; by "
         "`explore`: explore.html by default, but with --live no file.",
     ),
-    "compare_layout": (None, Layout.parse, "A second layout: `explain` tells what it changes."),
+    "compare_layout": (None, one_layout, "A second layout: `explain` tells what it changes."),
     "only": (
         "",
         str,

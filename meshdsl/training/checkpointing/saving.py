@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from meshdsl.training.data.data_files import DataFiles
 
 ORIGIN = "init_from"  # the setting that names the weights a run began with
+_STEPS = (
+    "the learning rate depends on `steps`: to train in parts, begin with the final steps, and stop "
+    "early with --exit_at_step, or Stops(at_step=...)"
+)
 DATA = "data_files"  # what the position of a checkpoint calls the state of them
 
 
@@ -124,15 +128,7 @@ class Saving:
         changes = differences(restored.config, self.config, self.defaults)
         changes += self._changed_data(restored.position)
         if changes and not self.override:
-            raise ValueError(
-                "\n  ".join(
-                    [
-                        f"checkpoint {restored.folder} is of a job with other settings; give them "
-                        "again, choose another workdir, or go on with the new ones (--override)",
-                        *changes,
-                    ]
-                )
-            )
+            raise ValueError(refusal(restored.folder, changes))
         if changes:
             warnings.warn(f"going on with other settings: {'; '.join(changes)}", stacklevel=2)
             if self.data is not None:
@@ -191,6 +187,20 @@ def differences(
         for name in names
         if saved.get(name) != now.get(name)
     ]
+
+
+def refusal(checkpoint: str | os.PathLike[str], changes: Sequence[str]) -> str:
+    """Returns the error of a run that would go on with other settings.
+
+    Args:
+        changes: those of `differences`, at least one.
+    """
+    lines = [
+        f"checkpoint {os.fspath(checkpoint)} is of a job with other settings; give them again, "
+        "choose another workdir, or go on with the new ones (--override)",
+        *changes,
+    ]
+    return "\n  ".join(lines + [_STEPS] * any(one.startswith("steps: ") for one in changes))
 
 
 def _shown(settings: Mapping[str, Any], name: str) -> str:

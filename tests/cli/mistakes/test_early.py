@@ -67,8 +67,10 @@ def test_settings_that_differ_from_the_checkpoint_are_reported_before_the_data_i
     assert "checkpoints/1 is of a job with other settings; give them again" in message
     assert "  seed: 0 in the checkpoint, 7 here" in message
     assert "  steps: 1 in the checkpoint, 2 here" in message
+    assert "begin with the final steps, and stop early with --exit_at_step" in message
     assert "  optimizer: adamw in the checkpoint, lion here" in told(work, "--optimizer=lion")
     assert "optimizer" not in told(work, "--optimizer=adamw", "--steps=2")
+    assert "--exit_at_step" not in told(work, "--steps=1", "--seed=7")
     assert "--noresume: " in told(work, "--steps=1", "--noresume")
 
 

@@ -108,8 +108,27 @@ def test_named_models_have_a_family(name, family):
 def test_a_model_of_no_family_is_told_why():
     with pytest.raises(ValueError) as error:
         family_for(models.load("gpt_mini").config)
-    assert "no family of Hugging Face has such models\n  gpt2: needs norm=layer" in str(error.value)
-    assert "llama: needs mlp=swiglu, not gelu" in str(error.value)
+    head, first, *others = str(error.value).splitlines()
+    assert head == (
+        "no family of Hugging Face has such models; one that is trained with "
+        '--model_args="mlp=swiglu" is of llama'
+    )
+    assert first == "  llama, mistral, mixtral, phi3: needs mlp=swiglu, not gelu"
+    assert "  gpt2: needs norm=layer, not rms; needs positions=learned, not rotary; " in str(
+        error.value
+    )
+    assert others[-1] == "  bert, roberta, xlm-roberta: TransformerConfig is no BertConfig"
+    family, _ = family_for(models.load("gpt_mini", "mlp=swiglu").config)
+    assert family.name == "llama"
+
+
+def test_a_need_that_is_no_single_field_gives_no_changes():
+    config = models.load("llama_7b", "norm=layer,rotary_scaling=dynamic,rotary_original=8").config
+    with pytest.raises(ValueError) as error:
+        family_for(config, "llama")
+    head, reason = str(error.value).splitlines()
+    assert head == "no family of Hugging Face has such models"
+    assert "needs rotary_original=2048 for dynamic scaling" in reason
 
 
 def refused(tmp_path, settings):
