@@ -104,7 +104,8 @@ def test_texts_share_pages(started):
     assert len(texts) == 4
     assert len(set(texts)) == 1
     with urllib.request.urlopen(address.removesuffix("/v1") + "/health", timeout=60) as answer:
-        assert json.load(answer) == {"status": "ok", "running": 0, "waiting": 0, "free_pages": 5}
+        counts = {"running": 0, "waiting": 0, "pages": 5, "free_pages": 5}
+        assert json.load(answer) == {"status": "ok", **counts}
 
 
 def test_mistakes_are_reported_together(capsys, trained, tmp_path):

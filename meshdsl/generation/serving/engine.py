@@ -211,12 +211,14 @@ class Engine:
         return self._rows.count(None) - (self._reading is not None)
 
     def counts(self) -> dict[str, int]:
-        """Returns how many texts are written, how many wait, and how many pages are free."""
+        """Returns how many texts are written and wait; how many pages there are, and are free."""
         with self._changed:
             waiting = sum(not request.cancelled for request in self._queue)
         counts = {"running": len(self._rows) - self.free, "waiting": waiting}
         table = self.writer.table
-        return counts if table is None else {**counts, "free_pages": table.free}
+        return (
+            counts if table is None else {**counts, "pages": table.pages, "free_pages": table.free}
+        )
 
     def _run(self) -> None:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import statistics
 import tomllib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,6 +54,11 @@ class RunHistory:
         """Returns the same as its report has it: "NaN" is a text there."""
         values = (report.get(metric) for report in reversed(self.reports))
         return next((value for value in values if value is not None), None)
+
+    def median(self, metric: str) -> float | None:
+        """Returns the median of a metric over the reports that have it."""
+        values = [float(r[metric]) for r in self.reports if r.get(metric) is not None]
+        return statistics.median(values) if values else None
 
     def curve(self, metric: str) -> tuple[list[int], list[float]]:
         """Returns the steps at which a metric was reported, and its values."""

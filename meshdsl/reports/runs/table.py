@@ -68,7 +68,7 @@ def as_table(runs: Sequence[RunHistory], defaults: Mapping[str, str | None]) -> 
             _steps(run, defaults),
             _number(run.last("loss"), ".4f"),
             _number(run.last("eval_loss"), ".4f"),
-            _number(run.last("tokens_per_second"), ",.0f"),
+            _number(run.median("tokens_per_second"), ",.0f"),
             *[f"{run.losses.failures:,}" if run.losses else ""] * launched,
         )
     return grid
@@ -129,7 +129,7 @@ def _listed(cells: Mapping[str, Sequence[str]], number: int) -> str:
 
 
 def as_json(runs: Sequence[RunHistory], defaults: Mapping[str, str | None]) -> str:
-    """Returns runs with all of their settings, their last report, and those that differ."""
+    """Returns runs with their settings, last report and median speed, and what differs."""
     differing = list(differences(runs, defaults))
     listed: list[dict[str, Any]] = [
         {
@@ -137,6 +137,7 @@ def as_json(runs: Sequence[RunHistory], defaults: Mapping[str, str | None]) -> s
             "settings": None if run.settings is None else dict(run.settings),
             "last_report": dict(run.reports[-1]),
             "held_out_loss": run.last_written("eval_loss"),
+            "median_tokens_per_second": run.median("tokens_per_second"),
             "failures": None if run.losses is None else asdict(run.losses),
         }
         for run in runs

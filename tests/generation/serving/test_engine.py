@@ -128,7 +128,7 @@ def test_each_text_is_the_one_written_alone(engine, tokenizer, cache_tokens, mon
             assert request.text.tokens == text.tokens
             finishes.add(text.finish)
     assert finishes >= {"length", "stop" if tokenizer.end == 0 else "end"}
-    pages = {} if cache_tokens is None else {"free_pages": 8}
+    pages = {} if cache_tokens is None else {"pages": 8, "free_pages": 8}
     assert running.counts() == {"running": 0, "waiting": 0, **pages}
     assert bool(put_back) == bool(pages)
 

@@ -113,6 +113,19 @@ def test_an_earlier_run_in_the_same_folder_keeps_its_settings(two):
     assert (again.step, earlier.step) == (10, 30)
 
 
+def test_the_speed_is_the_median_of_the_reports(tmp_path):
+    with MetricsWriter(tmp_path / "run") as writer:
+        for number, speed in enumerate([10.0, 1000.0, 1200.0, None, 1100.0, 300.0], 1):
+            writer.write(number * 10, {"loss": 1.0, "tokens_per_second": speed})
+    written(tmp_path / "without", [1.0])
+    runs = runs_below([str(tmp_path)])
+    assert [run.median("tokens_per_second") for run in runs] == [1000.0, None]
+    (column,) = [c for c in as_table(runs, DEFAULTS).columns if c.header == "tokens/s"]
+    assert [*column.cells] == ["1,000", ""]
+    read = json.loads(as_json(runs, DEFAULTS))["runs"]
+    assert [one["median_tokens_per_second"] for one in read] == [1000.0, None]
+
+
 def test_a_run_in_the_folder_of_another_is_found_but_not_among_its_checkpoints(two):
     inner = written(two / "first" / "inner", [1.0])
     written(two / "first" / "checkpoints" / "5", [1.0])
