@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shlex
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ from meshdsl.cli.exploring.points import (
 from meshdsl.cli.mistakes.calibrated import check_machine
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.plan import machine_of
+from meshdsl.cli.planning.commands import typed
 from meshdsl.cli.planning.interrupting import interruptible
 from meshdsl.cli.planning.pages import write_page
 from meshdsl.cli.planning.searched import Asked, asked, put
@@ -290,7 +290,7 @@ def _head(request: Asked, facts: Facts) -> dict[str, Any]:
         "batch": f"{job.batch_size:,} × {job.length:,}{' tokens' if request.tokens else ''}",
         "machine": machine.title,
         "memory_bytes": find_hardware(machine.hardware).memory_bytes,
-        "command": list(map(shlex.quote, _arguments(request))),
+        "command": [typed([one]) for one in _arguments(request)],
         "dims": list(sizes.items()),
         "meaning": {part: words[0] for part, words in MEANING.items()},
     }
@@ -304,7 +304,7 @@ def _print(packing: Packing, detailed: int, given: Sequence[Choice]) -> None:
     best = packing.choices[number]
     print(
         f"{count:,} plans; the fastest{' that fits' if fits else ', which does not fit'}: "
-        f"{show_seconds(seconds)}, {show_bytes(peak)}: {' '.join(map(shlex.quote, best.flags()))}"
+        f"{show_seconds(seconds)}, {show_bytes(peak)}: {typed(best.flags())}"
     )
     for refused, reason in packing.reasons.items():
         if packing.choices[refused] in given:

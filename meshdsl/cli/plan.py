@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,6 +14,7 @@ from meshdsl.cli import flags as all_flags
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.calibrated import check_machine
 from meshdsl.cli.mistakes.problems import Problems
+from meshdsl.cli.planning.commands import typed
 from meshdsl.cli.planning.interrupting import interruptible
 from meshdsl.cli.planning.nearness import progress
 from meshdsl.cli.planning.searched import (
@@ -215,7 +215,7 @@ def _commands(request: Asked, plan: Plan) -> list[str]:
     given = [text for text in all_flags.written(values) if _name(text) not in _ASIDE]
     model = [] if any(_name(text) == "model" for text in given) else [f"--model={values.model}"]
     size = [f"--batch_size={request.job.batch_size}"] if values.batch_size is not None else []
-    line = " ".join([*map(shlex.quote, [*model, *given, *size]), shown(found)]).rstrip()
+    line = " ".join([typed([*model, *given, *size]), shown(found)]).rstrip()
     commands = []
     if values.topology is not None:
         slices = f" --slices={values.slices}" if values.slices > 1 else ""

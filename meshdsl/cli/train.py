@@ -87,11 +87,11 @@ def _run(values: flags.FlagValues, problems: Problems) -> int:
     check_agreement(lambda: _facts(values, corpus))
     first = load_backend(job.backend).runtime.process_index() == 0 and not rehearses()
     if first:
-        from meshdsl.reports.explain.decisions import in_words
+        from meshdsl.reports.explain.decisions import notes_of
 
         tell(_headline(job, corpus))
-        for one in job.decisions:
-            tell(in_words(one))
+        for note in notes_of(job.decisions):
+            tell(note)
     if first and chosen is not None:
         tell(chosen.says)
         if values.workdir:

@@ -8,7 +8,7 @@ import pytest
 
 from meshdsl.cli.flags import read
 from meshdsl.cli.plan import machine_of
-from meshdsl.cli.planning.commands import search_command
+from meshdsl.cli.planning.commands import search_command, typed
 from meshdsl.reports.stages import STAGES
 from tests.cli.commands import explained, refused
 
@@ -64,7 +64,9 @@ def test_where_no_single_change_fits_the_search_is_on_the_same_mesh(capsys, monk
     monkeypatch.setattr("meshdsl.reports.explain.advice.misfits", lambda changes: True)
     flags = "--mesh_shape=data:2", "--layout=batch:data", "--remat=full"
     lines = explained(capsys, "--model=gpt_mini", *flags).splitlines()
-    (command,) = [shlex.split(line) for line in lines if line.startswith("    meshdsl plan ")]
+    (line,) = [line for line in lines if line.startswith("    meshdsl plan ")]
+    assert line.endswith(' --layout="batch:data; auto"')
+    command = shlex.split(line)
     assert command[2:] == [
         *("--model=gpt_mini", "--mesh_shape=data:2", "--remat=full"),
         *("--hardware=v5p", "--layout=batch:data; auto"),
@@ -114,6 +116,22 @@ def test_a_topology_is_the_hardware_and_has_to_fit_the_mesh(capsys):
         ([*mesh, "--slices=2"], "--slices are those of a --topology, which is missing"),
     ):
         assert problem in refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("argument", "shown"),
+    [
+        ("--remat=full", "--remat=full"),
+        ("--layout=batch:data; auto", '--layout="batch:data; auto"'),
+        ("--model_args=a=1,b=x y", '--model_args="a=1,b=x y"'),
+        ("--data=$HOME/a b", "'--data=$HOME/a b'"),
+        ('--data="a b"', "'--data=\"a b\"'"),
+        ("runs/a b", "'runs/a b'"),
+    ],
+)
+def test_arguments_are_quoted_as_pages_quote_them_and_read_back_alike(argument, shown):
+    assert typed(["meshdsl", argument]) == f"meshdsl {shown}"
+    assert shlex.split(typed([argument])) == [argument]
 
 
 def test_without_a_mesh_and_a_topology_there_is_no_search_to_print():

@@ -69,7 +69,7 @@ def test_sweep_takes_what_explain_takes(tmp_path, capsys):
     assert run(["sweep", *given, f"--workdir={tmp_path}", "--parallel=1"]) == 0
     (row,) = json.loads((tmp_path / "sweep.json").read_text())["candidates"]
     assert f"simulated: {show_seconds(row['seconds'])} per step" in text
-    assert re.search(r"\n  peak +(.*?)  reached", text)[1] == show_bytes(row["peak_bytes"])
+    assert re.search(r"\n  peak +(.*?)  of ", text)[1] == show_bytes(row["peak_bytes"])
 
 
 @pytest.mark.long

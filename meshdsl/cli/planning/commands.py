@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Iterable
 
 from absl import flags
 
@@ -11,6 +13,7 @@ from meshdsl.layouts.automatic import AUTO, is_auto
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topologies import Topology
 
+_SPECIAL = re.compile(r'["$`\\!]')  # what shells read inside of double quotes
 # Of a report, of devices that `plan` does not use, or written anew.
 _ASIDE = frozenset("html json host_devices layout hardware topology slices".split())
 
@@ -34,7 +37,20 @@ def search_command(values: flags.FlagValues) -> str:
     layout = str(values.layout or "")
     if not is_auto(values.layout):
         layout = "; ".join(filter(None, [layout, AUTO]))
-    return shlex.join(["meshdsl", "plan", *given, *machine, f"--layout={layout}"])
+    return typed(["meshdsl", "plan", *given, *machine, f"--layout={layout}"])
+
+
+def typed(arguments: Iterable[str]) -> str:
+    """Returns arguments as the pages type them: `--layout="batch:data; auto"`."""
+    return " ".join(map(_quoted, arguments))
+
+
+def _quoted(argument: str) -> str:
+    flag, sign, value = argument.partition("=")
+    plain = shlex.quote(argument) == argument
+    if plain or not re.fullmatch(r"--\w+", flag) or _SPECIAL.search(value):
+        return shlex.quote(argument)
+    return f'{flag}{sign}"{value}"'
 
 
 def _machine(values: flags.FlagValues) -> list[str]:

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from meshdsl.lowering.costs.units import show_bytes, show_seconds
 from meshdsl.lowering.program import Decision
+
+
+def notes_of(decisions: Iterable[Decision]) -> tuple[str, ...]:
+    """Returns notes of the decisions, without those whose two ways show the same figures."""
+    return tuple(in_words(one) for one in decisions if not _looks_equal(one))
+
+
+def _looks_equal(decision: Decision) -> bool:
+    times = {show_seconds(way.seconds) for way in (decision.chosen, decision.other)}
+    return decision.fits and len(times) == 1
 
 
 def in_words(decision: Decision) -> str:

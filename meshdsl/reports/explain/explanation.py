@@ -49,7 +49,7 @@ from meshdsl.lowering.program import (
 )
 from meshdsl.reports.explain.advice import advice, to_be_faster
 from meshdsl.reports.explain.alternatives import Alternative, compared
-from meshdsl.reports.explain.decisions import in_words
+from meshdsl.reports.explain.decisions import notes_of
 from meshdsl.reports.explain.limits import dtype_of_products, faster
 from meshdsl.reports.explain.pads import Pads, pads
 from meshdsl.reports.explain.pipeline import PipelineReport, pipeline_report
@@ -260,7 +260,7 @@ def explain(
         dtype=dtype_of_products(program),
         alternatives=compared(program, others, device),
         pipeline=pipeline_report(program, step),
-        notes=(*program.notes, *map(in_words, program.decisions)),
+        notes=(*program.notes, *notes_of(program.decisions)),
         kept=program.kept,
         inputs=tuple((path, value) for value, path in inputs),
         changes=tuple(changes),

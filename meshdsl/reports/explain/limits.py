@@ -95,6 +95,12 @@ def too_large(explanation: Explanation) -> str:
     return f"does not fit: {explanation.timeline.hardware.title} has {show_bytes(room)}"
 
 
+def room(explanation: Explanation) -> str:
+    """Returns the memory that a device has, and whether the peak fits: `of 95.0 GiB: fits`."""
+    has = show_bytes(explanation.timeline.hardware.memory_bytes)
+    return f"of {has}: {'does not fit' if too_large(explanation) else 'fits'}"
+
+
 def faster(program: SpmdProgram, timeline: Timeline, traffic: Sequence[Traffic]) -> str:
     """Returns suggestions about what takes most of the step and its dtype, or an empty string."""
     suggestions = [_about_network(program, timeline, traffic), in_half_precision(program, timeline)]

@@ -14,7 +14,7 @@ from meshdsl.lowering.costs.units import (
 )
 from meshdsl.lowering.program import Value
 from meshdsl.reports.explain.explanation import PHASES, Explanation, Part, Traffic
-from meshdsl.reports.explain.limits import simulated_time, step_time, too_large
+from meshdsl.reports.explain.limits import room, simulated_time, step_time
 from meshdsl.reports.explain.lines import table, wrapped
 from meshdsl.reports.explain.pipeline import pipeline_lines
 from meshdsl.tensors.dims import Shape
@@ -75,7 +75,7 @@ def _memory(explanation: Explanation) -> list[str]:
         rows.append((label, show_bytes(count), meaning))
     source = explanation.memory.source
     moment = f"reached at {source}" if source.line else "reached at the start"
-    moment = "; ".join(filter(None, [moment, too_large(explanation)]))
+    moment = f"{room(explanation)}; {moment}"
     rows.append(("peak", show_bytes(explanation.memory.peak_bytes), ""))
     *lines, peak = table(rows, right=(1,))
     lines = ["memory per device, at the peak", *lines, *wrapped(f"{peak}  ", moment, _WIDTH)]

@@ -167,7 +167,7 @@ const explore = (root, data) => {
     if (document.activeElement !== line) { line.value = layoutText(state.rules); problem.textContent = ""; }
   };
 
-  const quote = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+  const quote = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : /["$`\\!]/.test(text) ? `'${text.replaceAll("'", "'\\''")}'` : `"${text}"`);
   const command = () => {
     const flags = [`--mesh_shape=${quote(state.mesh.replaceAll(" ", ","))}`, `--layout=${quote(layoutText(state.rules))}`];
     if (state.microbatches > 1) flags.push(`--microbatches=${state.microbatches}`);

@@ -203,7 +203,9 @@ def test_a_step_that_does_not_fit_keeps_its_labels_and_says_where_to_look():
     assert f"    {command}" in lines and all(len(x) <= 120 for x in lines if command not in x)
     assert any(line.startswith("  optimizer state ") for line in lines)
     (peak,) = [n for n, line in enumerate(lines) if line.startswith("  peak ")]
-    assert "does not fit: NVIDIA A100" in " ".join(" ".join(lines[peak : peak + 2]).split())
+    assert "of 80.0 GiB: does not fit; reached at" in " ".join(
+        " ".join(lines[peak : peak + 2]).split()
+    )
     page = html.unescape(found.html().replace("<wbr>", ""))
     assert found.advice.endswith("None of those tried fits") and "None of those tried fits" in page
     assert f"<code>{command}</code>" in page and as_values(found)["search"] == command

@@ -1,5 +1,7 @@
 """What a step spends its time on, and the advice about it."""
 
+import re
+
 import pytest
 
 import meshdsl as md
@@ -119,7 +121,12 @@ def test_a_peak_that_does_not_fit_is_told():
     assert too_large(found) == ""
     _, large = explained(mesh="data:2 model:4", **LARGE)
     assert too_large(large) == "does not fit: TPU v5p has 95.0 GiB"
-    assert "; does not fit: TPU v5p has 95.0 GiB" in str(large)
+    assert " TiB  of 95.0 GiB: does not fit; reached at " in str(large)
+
+
+def test_a_peak_that_fits_is_told_beside_the_memory_of_a_device():
+    _, found = explained()
+    assert re.search(r"\n  peak +[\d.]+ .iB  of 95\.0 GiB: fits; reached at ", str(found))
 
 
 @pytest.mark.parametrize("hardware", ["cpu", "h100"])
