@@ -119,6 +119,7 @@ def test_every_plan_shows_its_own_figures(show, plans):
         command = text(browser, ".command")
         assert f"--mesh_shape={choice.mesh.replace(' ', ',')}" in command
         assert command.startswith("meshdsl explain --model=transformer ")
+        assert ";" not in choice.layout or f'--layout="{choice.layout}"' in command
 
 
 def test_edits_of_dims_and_of_the_line_find_the_same_plans(show, plans):
