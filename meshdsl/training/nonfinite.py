@@ -24,6 +24,7 @@ from meshdsl.tensors.tensor import Tensor
 
 _GRADIENTS = "gradients"
 _KEPT_BYTES = 64 * 2**20  # of batches: on each device, or in the memory of the host
+_FOR_GROWTH = "; if the loss grew before, a lower learning rate or clip_norm may keep it small"
 _FOR_GRADIENTS = "; a lower learning rate or clip_norm may keep them from happening"
 _BY_HAND = "md.jit(recipe.train_step(), check_finite=True) names the operation"
 
@@ -184,9 +185,10 @@ class FiniteCheck:
                 continue
             message = f"step {step}: the loss is {loss:.6g}, and {culprit(int(first), self.paths)}"
             if self.stops:
-                # Clipping and the learning rate act on gradients, so they are no advice where the
-                # forward pass makes the value.
-                advice = _FOR_GRADIENTS if math.isfinite(loss) else ""
+                # Clipping and the learning rate act on gradients. Where the forward pass makes the
+                # value, they help only if earlier updates made the parameters too large.
+                growth = _FOR_GROWTH if step > 1 else ""
+                advice = _FOR_GRADIENTS if math.isfinite(loss) else growth
                 raise NotFinite(
                     step,
                     f"{message}. The update was left out. nonfinite=skip goes on without such "

@@ -8,7 +8,7 @@ from meshdsl import optim
 from tests.training.flat import train
 
 ROWS = 8
-_ADVICE = "a lower learning rate or clip_norm"
+_ADVICE = "a lower learning rate or clip_norm"  # acts on gradients
 WHERE = [
     {},
     {"backend": "jax", "mesh": "data:4", "layout": "batch:data"},
@@ -91,3 +91,13 @@ def test_a_metric_that_is_infinite_is_not_to_blame():
 
     text = report(loss, 0)
     assert "first made by divide" in text and "# sqrt" in text
+
+
+def test_a_loss_that_updates_made_infinite_has_advice():
+    def loss(params, batch):
+        return md.mean(md.square(batch["x"] * params["scale"]))
+
+    batches = [{"x": md.named(np.ones((ROWS, 4), np.float32), ["batch", "embed"])}] * 2
+    with pytest.raises(ValueError, match="step 2: the loss is inf") as error:
+        train(init, loss, optim.Sgd(1e30), batches, steps=2, backend="numpy", quiet=True)
+    assert f"if the loss grew before, {_ADVICE} may" in str(error.value)
