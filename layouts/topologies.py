@@ -186,13 +186,16 @@ def _refuse_type(match: re.Match[str]) -> None:
     number, by_cores = int(match[2]), name in _NAMED_BY_CORES
     chips = number // 2 if by_cores else number
     shapes = tuple(s for s in FAMILIES[name].shapes if math.prod(s) == chips)
-    if not shapes:
-        shapes = tuple(_nearest((chips,), FAMILIES[name])[:1])
+    exact = bool(shapes) and not (by_cores and number % 2)
+    shapes = shapes or tuple(_nearest((max(chips, 1),), FAMILIES[name])[:1])
     written = " or ".join(f"{name}:{'x'.join(map(str, shape))}" for shape in shapes)
-    unit = f"cores, so it has {chips:,} chips" if by_cores else "chips"
+    unit = "cores, two of a chip" if by_cores else "chips"
+    if exact and by_cores:
+        unit = f"cores, so it has {chips:,} chips"
+    where = f": {written}" if exact else f". There is none of that size; the nearest is {written}"
     raise ValueError(
-        f"{match[0]!r} is an accelerator type of Cloud TPU, which counts {unit}. A topology is "
-        f"written with the chips along each direction of a slice: {written}"
+        f"{match[0]!r} is written as an accelerator type of Cloud TPU, which counts {unit}. A "
+        f"topology is written with the chips along each direction of a slice{where}"
     )
 
 

@@ -80,7 +80,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
             if values.simplify:
                 plans = simplified(search, plans, values.simplify)
         except DoesNotFit as problem:
-            _report_no_room(request, problem, values, stopped)
+            _report_no_room(request, problem, values, stopped, search.until)
             return _NO_ROOM
     rows = [_figures(plan, request, plans) for plan in (*plans.plans, *plans.tight)]
     heading, commands = _heading(request), _commands(request, plans.best)
@@ -279,14 +279,18 @@ def _comparison(
 
 
 def _report_no_room(
-    request: Asked, problem: ValueError, values: flags.FlagValues, stopped: Callable[[], bool]
+    request: Asked,
+    problem: ValueError,
+    values: flags.FlagValues,
+    stopped: Callable[[], bool],
+    until: float | None,
 ) -> None:
     """Prints why no plan fits, and the changes that make one fit."""
     from meshdsl.reports.plans import show_remedies
 
     found = [
         (change, None if plans is None else _figures(plans.best, request, plans))
-        for change, plans in _remedies(request, stopped)
+        for change, plans in _remedies(request, stopped, until)
     ]
     if not values.json:
         print(show_remedies(str(problem), found))
@@ -299,16 +303,17 @@ def _report_no_room(
     print(json.dumps({"problem": str(problem), "remedies": rows}, indent=2))
 
 
-def _remedies(request: Asked, stopped: Callable[[], bool]) -> Iterator[tuple[str, Plans | None]]:
+def _remedies(
+    request: Asked, stopped: Callable[[], bool], until: float | None
+) -> Iterator[tuple[str, Plans | None]]:
     """Yields changes, from the cheapest to the most expensive, and the plans that fit with each.
 
-    It stops when the user does, and after `--search_seconds`.
+    It stops when the user does. A change of which it does not know whether it helps is left out.
+
+    Args:
+        until: when it stops, by `time.monotonic`.
     """
     from meshdsl.search.plans import Effort
-
-    until = None
-    if request.values.search_seconds is not None:
-        until = time.monotonic() + request.values.search_seconds
 
     def over() -> bool:
         return stopped() or (until is not None and time.monotonic() > until)
@@ -332,6 +337,8 @@ def _remedies(request: Asked, stopped: Callable[[], bool]) -> Iterator[tuple[str
         if over():
             return
         plans = _fitting(search)
+        if plans is None and over():
+            return
         helped = helped or plans is not None
         yield change, plans
     if helped:  # what is left costs more
@@ -341,6 +348,8 @@ def _remedies(request: Asked, stopped: Callable[[], bool]) -> Iterator[tuple[str
         batch = job.model.batch_spec(job.batch_size, length)
         shorter = replace(request, job=replace(job, length=length, batch_spec=batch))
         plans = _fitting(shorter.search(effort))
+        if plans is None and over():
+            return
         yield f"--length={length}", plans
         if plans is not None:
             break
@@ -349,6 +358,8 @@ def _remedies(request: Asked, stopped: Callable[[], bool]) -> Iterator[tuple[str
     while "mesh_shape" in left and times <= _MOST_TIMES and not over():
         count = times * request.machine.devices
         plans = _fitting(request.search(effort, devices=count))
+        if plans is None and over():
+            return
         yield f"{count:,} devices", plans
         if plans is not None:
             break

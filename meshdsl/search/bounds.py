@@ -234,7 +234,9 @@ class Bounds:
             wire = 0.0
             for row in (rows[path] for path in end.paths):
                 held = math.prod(row.dims.values()) * end.itemsize[row.path]
-                stored = 1 - float(split.storage(row.dims)[0])
+                if split.scoped(row.dims)[0] < 1:  # the user's rules may leave it split
+                    continue
+                stored = 1 - float(split.stored(row.dims)[0])
                 wire += held * float(split.share(row.dims)[0]) * stored
             if wire:
                 sent = self._at_once("all_gather", wire, axes, point.mesh)
@@ -295,7 +297,8 @@ class Bounds:
             return 0.0
         split = Split(self.facts, structure, np.array([point.sizes]), np.array([1]))
         elements = sum(
-            math.prod(row.dims.values()) * float(split.share(row.dims)[0])
+            math.prod(row.dims.values())
+            * float((split.share(row.dims) * split.scoped(row.dims))[0])
             for row in self.facts.parameters
             if not any(self._summed(row).isdisjoint(dims) for dims in batch.values())
         )

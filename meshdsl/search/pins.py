@@ -24,10 +24,11 @@ def check_pins(
         facts: returns those of the step.
     """
     axes = dict.fromkeys(axis for rule in pinned.rules for axis in rule.axes)
-    given = isinstance(devices, Mesh)
-    mesh = devices if isinstance(devices, Mesh) else Mesh(tuple((axis, 1) for axis in axes))
-    validate(graph, mesh, pinned, mesh_given=given)
-    if slices == 1 or given:
+    if isinstance(devices, Mesh):
+        validate(graph, devices, pinned, mesh_given=True)
+        return
+    validate(graph, Mesh(tuple((axis, 1) for axis in axes)), pinned, mesh_given=False)
+    if slices == 1:
         return
     if SLICE in axes:
         raise ValueError(
@@ -36,9 +37,9 @@ def check_pins(
         )
     for rule in pinned.rules:
         if rule.dim in facts().data[:1] and not rule.scope:
-            axis = rule.axes[0] if rule.axes else "data"
+            axis, rest = rule.axes[0] if rule.axes else "data", devices // slices
             raise ValueError(
                 f"the search divides `{rule.dim}` among the slices, and `{rule}` rules that out: "
                 "leave this rule out, or give the mesh, as in "
-                f'--mesh_shape="{SLICE}@dcn:{slices},{axis}:4" and `{rule.dim}:{SLICE}+{axis}`'
+                f'--mesh_shape="{SLICE}@dcn:{slices},{axis}:{rest}" and `{rule.dim}:{SLICE}+{axis}`'
             )

@@ -106,7 +106,9 @@ class Plans:
         plans: the plans that fit, the fastest first (but see `simplified_from`).
         tight: the plans that do not fit, the one that needs the least memory first.
         bound: no point that was not lowered with what time decides is faster than this, in seconds.
-            None: all points were lowered so, or the layout was given.
+            None: all points were lowered so, or it is not known.
+        proven: whether a bound of None says that all points were lowered so. It does not where the
+            layout was given, or the search was stopped before it knew all points.
         points: the number of points of the space.
         fitting: the number of points that may fit, by their bounds.
         lowered: the number of points that were lowered.
@@ -127,14 +129,16 @@ class Plans:
     room: float
     complete: bool = True
     simplified_from: Plan | None = None
+    proven: bool = True
 
     @property
     def best(self) -> Plan:
         """The first plan that fits; raises DoesNotFit if none does."""
         if not self.plans:
             smallest = self.tight[0]
+            none = "no layout fits" if self.complete else "stopped early: no layout so far fits"
             raise DoesNotFit(
-                f"no layout fits: of {self.points:,}, the smallest that was lowered needs "
+                f"{none}: of {self.points:,}, the smallest that was lowered needs "
                 f"{show_bytes(smallest.peak_bytes)} of the {show_bytes(self.room)} that a device "
                 f"may use: mesh {smallest.program.mesh}, layout {smallest.point.layout}"
             )
@@ -150,8 +154,13 @@ class Plans:
         return front
 
     @property
-    def gap(self) -> float:
-        """The share by which the best plan is slower than the best of the space, at most."""
-        if self.bound is None or self.bound >= self.best.seconds:
+    def gap(self) -> float | None:
+        """The share by which the best plan is slower than the best of the space, at most.
+
+        None: it is not known.
+        """
+        if self.bound is None:
+            return 0.0 if self.proven else None
+        if self.bound >= self.best.seconds:
             return 0.0
         return self.best.seconds / self.bound - 1

@@ -175,6 +175,7 @@ class Search:
             least,
             self.room,
             not self._stopped,
+            proven=not (self.closed or cut_short),
         )
 
     def _unsettled(self, candidates: Sequence[Candidate], rows: Sequence[Candidate]) -> Unsettled:

@@ -36,6 +36,8 @@ class Structure:
         stored: the dims of the state that are split so.
         pinned: the user's rules; no other rule of the layout has one of their targets.
         slow: the axes that cross the slow network.
+        storing_only: further axes of a given mesh, which only rules with a scope name, and their
+            sizes.
     """
 
     roles: tuple[Role, ...]
@@ -44,6 +46,7 @@ class Structure:
     stored: tuple[str, ...] = ()
     pinned: Layout = field(default_factory=Layout)
     slow: frozenset[str] = frozenset()
+    storing_only: tuple[tuple[str, int], ...] = ()
 
     @cached_property
     def of_dim(self) -> dict[str, tuple[tuple[str, ...], bool]]:
@@ -216,7 +219,9 @@ def structures_on(mesh: Mesh, roles: Sequence[Role], pinned: Layout) -> Iterator
             continue
         if each and _agree(tuple(dict.fromkeys(each))):
             names = tuple(name for _, name in used)
-            yield Structure(each, names, pinned=pinned, slow=mesh.slow & frozenset(names))
+            slow = mesh.slow & frozenset(names)
+            rest = tuple(row for row in axes if row[0] not in names)
+            yield Structure(each, names, pinned=pinned, slow=slow, storing_only=rest)
 
 
 def structure_of(mesh: Mesh | None, layout: Layout, facts: Facts) -> Structure:

@@ -163,13 +163,17 @@ class Split:
         for number, axis in enumerate(self.structure.axes):
             if axis in axes:
                 share = share / self.sizes[:, number]
+        for axis, size in self.structure.storing_only:
+            if axis in axes:
+                share = share / size
         return share
 
     def storage(self, dims: Mapping[str, int]) -> np.ndarray:
-        """Returns the least share that storage leaves on a device."""
-        return np.minimum(self._stored(dims), self.scoped(dims))
+        """Returns the least share that storage leaves on a device, with that of `scoped`."""
+        return self.stored(dims) * self.scoped(dims)
 
-    def _stored(self, dims: Mapping[str, int]) -> np.ndarray:
+    def stored(self, dims: Mapping[str, int]) -> np.ndarray:
+        """Returns the share that the structure's own storage leaves on a device."""
         if not self.structure.storage:
             return np.ones(len(self.sizes))
         axes, _ = self.structure.storing

@@ -66,14 +66,21 @@ def test_an_unknown_name_is_told_with_the_nearest():
         ("v3-8", "cores, so it has 4 chips", "v3:2x2"),
         ("v5litepod-16", "chips", "v5e:4x4"),
         ("v6e-8", "chips", "v6e:2x4"),
-        ("v6e-7", "chips", "v6e:2x4"),
     ],
 )
 def test_an_accelerator_type_is_told_as_the_topology_that_it_is(text, counts, written):
     assert refused(text) == (
-        f"{text!r} is an accelerator type of Cloud TPU, which counts {counts}. A topology is "
-        f"written with the chips along each direction of a slice: {written}"
+        f"{text!r} is written as an accelerator type of Cloud TPU, which counts {counts}. A "
+        f"topology is written with the chips along each direction of a slice: {written}"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [("v6e-7", "v6e:2x4"), ("v4-99999", "v4:12x16x16"), ("v5p-1", "v5p:2x2x1")],
+)
+def test_an_accelerator_type_that_there_is_not_has_the_nearest(text, nearest):
+    assert refused(text).endswith(f". There is none of that size; the nearest is {nearest}")
 
 
 @pytest.mark.parametrize("text", ["v5p", "v5p:", "v5p:8x8x", "v5p:8,8,8", "v5p:8x8x8x"])

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 import meshdsl as md
+from meshdsl.layouts.hardware import hardware
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.costs.simulation import step_seconds
@@ -13,7 +14,7 @@ from meshdsl.lowering.lower import lower
 from meshdsl.models import load
 from meshdsl.optim import Sgd
 from meshdsl.search.estimates import is_plain
-from meshdsl.search.plans import Effort
+from meshdsl.search.plans import DoesNotFit, Effort, Plans
 from meshdsl.search.searching import Search, _worth_keeping, search
 from meshdsl.search.steps import recipe_step
 from meshdsl.training import Recipe
@@ -292,7 +293,20 @@ def test_time_that_is_over_ends_the_enumeration_too():
     plans = Search(mlp(512, 64, 2), "v5p", mesh, effort=effort).run()
     every = Search(mlp(512, 64, 2), "v5p", mesh).candidates()[1]
     assert plans.points < every / 2
-    assert plans.plans and not plans.complete and plans.bound is None
+    assert plans.plans and not plans.complete and plans.bound is None and plans.gap is None
+
+
+def test_a_given_layout_is_not_proven_to_be_the_best():
+    plans = Search(mlp(512, 64, 2), "v5p", 4, Layout.parse("batch:x"), LITTLE, closed=True).run()
+    assert plans.bound is None and plans.gap is None
+
+
+def test_a_search_that_was_stopped_does_not_say_that_nothing_fits():
+    plan = search(mlp(512, 64, 2), "v5p", 4, effort=LITTLE).best
+    for complete, says in ((True, "^no layout fits: of 9, "), (False, "^stopped early: no layout")):
+        plans = Plans(hardware("v5p"), (), (plan,), None, 9, 9, 1, 1.0, 2.0, complete)
+        with pytest.raises(DoesNotFit, match=says):
+            assert plans.best
 
 
 @pytest.mark.parametrize("closed", [True, False])

@@ -14,6 +14,7 @@ from meshdsl.lowering.costs.flops import instruction_flops
 from meshdsl.lowering.costs.schedule import Schedule
 from meshdsl.lowering.costs.timeline import LOCAL, Timeline, over
 from meshdsl.lowering.costs.units import show_bytes, show_seconds, show_share
+from meshdsl.lowering.decisions import ROOM
 from meshdsl.lowering.program import SpmdProgram
 from meshdsl.tensors.dtypes import BFLOAT16
 
@@ -97,8 +98,9 @@ def too_large(explanation: Explanation) -> str:
 
 def room(explanation: Explanation) -> str:
     """Returns the memory that a device has, and whether the peak fits: `of 95.0 GiB: fits`."""
-    has = show_bytes(explanation.timeline.hardware.memory_bytes)
-    return f"of {has}: {'does not fit' if too_large(explanation) else 'fits'}"
+    memory, peak = explanation.timeline.hardware.memory_bytes, explanation.memory.peak_bytes
+    fits = "fits" if peak <= ROOM * memory else "fits, if the compiler needs no more than planned"
+    return f"of {show_bytes(memory)}: {'does not fit' if too_large(explanation) else fits}"
 
 
 def faster(program: SpmdProgram, timeline: Timeline, traffic: Sequence[Traffic]) -> str:

@@ -86,6 +86,11 @@ class Figures:
         """The share of the bfloat16 peak that a device uses; recomputed products count too."""
         return self.plan.program.flops / self.seconds / self.hardware.peak(BFLOAT16)
 
+    @property
+    def peak_of(self) -> str:
+        """The kind of products whose peak `flops_share` is of."""
+        return "bf16" if BFLOAT16.itemsize in self.hardware.flops else "float32"
+
     def worse(self, than: Figures) -> str:
         """Returns what makes this plan worse than a better one, the most first."""
         least = _MATTERS * than.seconds

@@ -67,9 +67,8 @@ def _best(heading: Heading, plans: Plans, best: Figures) -> list[str]:
     step = f"{show_seconds(best.seconds)}: {show_seconds(best.work)} of work"
     if best.waits:
         step += f", {show_seconds(best.exposed)} of waiting for what is sent"
-    lines += wrapped(
-        "  step    ", f"{step}; {rate:,.0f} {heading.unit}/s, {flops} of the bf16 peak", _WIDTH
-    )
+    step += f"; {rate:,.0f} {heading.unit}/s, {flops} of the {best.peak_of} peak"
+    lines += wrapped("  step    ", step, _WIDTH)
     waits = [
         f"{show_seconds(seconds)} for {kind} over {axes}"
         for (kind, axes), seconds in list(best.waits.items())[:_WAITS]

@@ -30,7 +30,7 @@ def as_values(
         "lowered": plans.lowered,
         "complete": plans.complete,
         "bound_seconds": plans.bound,
-        "gap": plans.gap if plans.complete or plans.bound is not None else None,
+        "gap": plans.gap,
         "best": {
             **_plan(best, heading),
             "memory": dict(best.memory),
