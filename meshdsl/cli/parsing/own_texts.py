@@ -57,8 +57,10 @@ _TEXTS: Mapping[str, Mapping[str, str]] = {
         "plot": "File to draw: .svg, .png, .pdf or .html.",
     },
     "step": {
-        "export": "Step of the checkpoint to export. Default: the latest.",
-        "generate serve evaluate": "Step of the checkpoint to read. Default: the latest.",
+        "export": "Step of the checkpoint to export; best: the one with the least eval_loss. "
+        "Default: the latest.",
+        "generate serve evaluate": "Step of the checkpoint to read; best: the one with the least "
+        "eval_loss. Default: the latest.",
     },
     "port": {
         "serve": "Port on which it listens; 0: one that is free.",

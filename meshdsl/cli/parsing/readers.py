@@ -52,9 +52,14 @@ def count_of_steps(text: str) -> int:
 
 def or_auto(reader: Reader) -> Reader:
     """Reads what another reader does, or `auto`: the best that a search finds."""
+    return or_word(AUTO, reader)
+
+
+def or_word(word: str, reader: Reader) -> Reader:
+    """Reads what another reader does, or a word."""
 
     def read(text: str) -> Any:
-        return text if text == AUTO else reader(text)
+        return text if text == word else reader(text)
 
     return read
 

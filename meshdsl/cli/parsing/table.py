@@ -14,6 +14,7 @@ from meshdsl.cli.parsing.readers import (
     number,
     one_layout,
     one_of,
+    or_word,
     other_program,
     remat,
     schedule,
@@ -335,8 +336,9 @@ FLAGS: dict[str, Flag] = {
     ),
     "step": (
         None,
-        whole(0),
-        "Step of the checkpoint to `export`, `generate` with or `evaluate`. Default: the latest.",
+        or_word("best", whole(0)),
+        "Step of the checkpoint to `export`, `generate` with or `evaluate`; best: the one with the "
+        "least eval_loss. Default: the latest.",
     ),
     "ema": (
         "false",

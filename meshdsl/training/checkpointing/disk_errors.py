@@ -34,6 +34,7 @@ _CODES = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, *_REFUSED)
 _SYSTEM = {code: os.strerror(code) for code in _CODES}
 _JUMP = 1.0  # seconds by which the clock must be off to be reported
 _LEFT = 20.0  # seconds in which threads of a failed save end
+_WITHOUT_LOSS = "did not provide metrics"
 _WRITER = "async_save"  # Orbax's thread that waits for its writes, and logs what they raise
 _LOOK = 0.5  # seconds between two looks at whether a process has failed
 
@@ -175,6 +176,8 @@ def _wait_for_threads() -> None:
 class Unreported(logging.Filter):
     """Drops log records of failures that are also raised, and so reported; passes all others.
 
+    It also drops Orbax's warning that a checkpoint has no loss, which is as it should be.
+
     Attributes:
         failure: the last failure of a write.
         left: whether this process leaves the others in a save; its threads fail after that.
@@ -190,8 +193,8 @@ class Unreported(logging.Filter):
         if self.left and (record.name == "asyncio" or self._within(record.pathname)):
             return False
         error = record.exc_info[1] if record.exc_info else None
-        if error is None:
-            return True
+        if error is None:  # a step that is not evaluated has no loss
+            return _WITHOUT_LOSS not in record.getMessage() or not self._within(record.pathname)
         raised = _of_disk(error) or _timed_out(error)
         if raised and record.name == "asyncio":  # tasks that nobody waits for once one has failed
             frames = traceback.walk_tb(error.__traceback__)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from meshdsl.training.checkpointing.adapters import merging
-from meshdsl.training.checkpointing.stored_params import StoredParams
+from meshdsl.training.checkpointing.stored_params import Best, StoredParams
 from meshdsl.training.checkpointing.weight_files import check_free
 from meshdsl.training.checkpointing.weights import SHARD, write_hugging_face, write_weights
 from meshdsl.training.state import spec_of
@@ -35,7 +35,7 @@ class Exported:
 def export(
     workdir: str | os.PathLike[str],
     out: str | os.PathLike[str],
-    step: int | None = None,
+    step: int | Best | None = None,
     dtype: Any = None,
     max_shard_size: int = SHARD,
     model: Any = None,
@@ -52,7 +52,8 @@ def export(
     Args:
         workdir: the run's folder.
         out, dtype, max_shard_size: as in `save_weights`.
-        step: the checkpoint's step. None: the latest undamaged one.
+        step: the checkpoint's step. None: the latest undamaged one. `best`: the one with the least
+            `eval_loss`.
         model: the `meshdsl.models.Model` of the run; then a folder of Hugging Face is written, for
             `transformers` and what reads its folders.
         origin: with a model, the folder of Hugging Face that it came from, whose tokenizer is to go

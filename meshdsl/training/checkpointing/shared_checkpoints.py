@@ -40,7 +40,10 @@ class SharedFolder:
         )
         policies = [LatestN(n=keep), *([best] if keep_best else [])]
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=AnyPreservationPolicy(policies), cleanup_tmp_directories=True
+            preservation_policy=AnyPreservationPolicy(policies),
+            best_fn=_eval_loss,  # without one, Orbax writes no losses, and a resumed run has none
+            best_mode="min",
+            cleanup_tmp_directories=True,
         )
         try:
             self.path.mkdir(parents=True, exist_ok=True)

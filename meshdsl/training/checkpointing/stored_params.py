@@ -6,12 +6,15 @@ it is read, such as the optimizer's state.
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import jax
 import numpy as np
@@ -25,6 +28,8 @@ from meshdsl.training.checkpointing.seals import damage
 from meshdsl.training.checkpointing.shared_checkpoints import described, nested
 from meshdsl.training.state import by_path, tree_like
 
+Best: TypeAlias = Literal["best"]
+BEST: Best = "best"
 _PARAMS, _AVERAGES = "params/", "optimizer/ema/params/"
 _MOST = 10  # the most differences in a message
 
@@ -47,13 +52,14 @@ class StoredParams:
 
     @staticmethod
     def of(
-        workdir: str | os.PathLike[str], step: int | None = None, ema: bool = False
+        workdir: str | os.PathLike[str], step: int | Best | None = None, ema: bool = False
     ) -> StoredParams:
         """Returns the parameters in a run's checkpoint.
 
         Args:
             workdir: the run's folder.
-            step: the checkpoint's step. None: the latest undamaged one.
+            step: the checkpoint's step. None: the latest undamaged one. `best`: of those that were
+                saved with an `eval_loss`, the undamaged one with the least.
             ema: whether to read the averages that `optim.Ema` has kept, in the parameters' dtypes.
                 Parameters that were not trained have none.
 
@@ -167,16 +173,19 @@ class StoredParams:
         return params
 
 
-def _undamaged(checkpoints: Path, step: int | None) -> Path:
+def _undamaged(checkpoints: Path, step: int | Best | None) -> Path:
     """Returns the folder of a checkpoint that is not damaged."""
     steps = sorted(int(path.name) for path in checkpoints.glob("*") if path.name.isdigit())
     if not steps:
         raise ValueError(f"{checkpoints} has no checkpoint")
-    if step is not None and step not in steps:
+    candidates = [step] if isinstance(step, int) else steps[::-1]
+    if step == BEST:
+        candidates = _best_first(checkpoints, candidates)
+    elif step is not None and step not in steps:
         listed = ", ".join(map(str, steps))
         raise ValueError(f"{checkpoints} has no checkpoint of step {step}; it has {listed}")
     problems: list[str] = []
-    for number in reversed(steps) if step is None else [step]:
+    for number in candidates:
         folder = checkpoints / str(number)
         try:
             reason = damage(folder)
@@ -188,6 +197,30 @@ def _undamaged(checkpoints: Path, step: int | None) -> Path:
             return folder
         problems.append(f"checkpoint {folder} is damaged: {reason}")
     raise ValueError("\n  ".join(problems))
+
+
+def _best_first(checkpoints: Path, steps: Sequence[int]) -> list[int]:
+    """Returns the steps that have an `eval_loss`, by ascending loss; equal ones keep their order.
+
+    Raises:
+        ValueError: none has one.
+    """
+    losses = {}
+    for step in steps:
+        with suppress(OSError, ValueError, KeyError, TypeError):  # there is none
+            loss = float(json.loads(_metrics_of(checkpoints / str(step)).read_text())["eval_loss"])
+            losses[step] = loss if math.isfinite(loss) else math.inf
+    if not losses:
+        raise ValueError(
+            f"no checkpoint in {checkpoints} was saved with an eval_loss: a run has one in those "
+            "steps that it evaluates, so let --checkpoint_every be a multiple of --eval_every"
+        )
+    return sorted(losses, key=losses.__getitem__)
+
+
+def _metrics_of(checkpoint: Path) -> Path:
+    """Returns the file of Orbax's that has the metrics of a checkpoint."""
+    return checkpoint / "metrics" / "metrics"
 
 
 def _fits(stored: Spec, leaf: Spec) -> bool:

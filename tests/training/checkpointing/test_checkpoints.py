@@ -107,6 +107,15 @@ def test_the_latest_are_kept_and_the_best(tmp_path):
     assert steps_in(tmp_path) == [2, 4, 5]
 
 
+def test_the_best_is_kept_after_a_run_has_been_resumed(tmp_path, caplog):
+    for first, losses in ((1, [3.0, 1.0, 2.0]), (4, [2.5, None, 2.6])):
+        with Checkpoints(tmp_path, keep=1, keep_best=1) as checkpoints:
+            for step, loss in enumerate(losses, first):
+                checkpoints.save(step, made(step), eval_loss=loss)
+    assert steps_in(tmp_path) == [2, 6]
+    assert "metric" not in caplog.text  # that a step was not evaluated is no warning
+
+
 def test_a_local_one_is_taken_where_it_is_the_latest(tmp_path):
     with Checkpoints(tmp_path / "kept", local=tmp_path / "local") as checkpoints:
         checkpoints.save(2, made(2))

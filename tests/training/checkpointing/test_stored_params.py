@@ -7,8 +7,12 @@ import pytest
 import meshdsl as md
 from meshdsl import optim
 from meshdsl.training import Recipe, Reporting, Saving, train
+from meshdsl.training.checkpointing.checkpoints import Checkpoints, CheckpointWarning
+from meshdsl.training.checkpointing.exporting import export
+from meshdsl.training.checkpointing.saving import FOLDER
 from meshdsl.training.checkpointing.stored_params import StoredParams
 from meshdsl.training.programs import places
+from meshdsl.training.state import TrainState
 
 HIDDEN, CLASSES = md.dims(hidden=6, classes=4)
 
@@ -61,3 +65,24 @@ def test_another_model_is_told(saved):
         "  b: not of the model\n"
         "  w: f32[hidden=6, classes=4] in the checkpoint, f32[classes=4] in the model"
     )
+
+
+def test_the_best_is_the_undamaged_one_of_the_least_loss(tmp_path):
+    state = TrainState(md.named(np.int32(0), []), {"b": md.named(np.zeros(4), [CLASSES])}, {})
+    folder = tmp_path / FOLDER
+    with Checkpoints(folder, keep=9) as checkpoints:
+        for step, found in enumerate([3.0, 1.0, np.nan, 0.5, 2.0], 1):
+            checkpoints.save(step, state, eval_loss=found)
+        checkpoints.save(6, state)
+    assert StoredParams.of(tmp_path).step == 6
+    assert StoredParams.of(tmp_path, "best").step == 4
+    assert export(tmp_path, tmp_path / "best.safetensors", "best").step == 4
+    next((folder / "4" / "state").rglob("manifest.ocdbt")).write_bytes(b"")
+    with pytest.warns(CheckpointWarning, match="4 is damaged"):
+        assert StoredParams.of(tmp_path, "best").step == 2
+
+
+def test_a_run_that_was_not_evaluated_has_no_best_checkpoint(saved):
+    message = r"was saved with an eval_loss: .* --checkpoint_every be a multiple of --eval_every"
+    with pytest.raises(ValueError, match=message):
+        StoredParams.of(saved[0], "best")
