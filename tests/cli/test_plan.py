@@ -226,7 +226,7 @@ def test_a_search_that_is_stopped_has_its_best_so_far(capsys, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(Search, "program", interrupted)
     text = run(capsys, TINY, MACHINE, "--memory=1MiB", "--layout=batch:data", code=1)
-    assert "no layout fits" in text and "makes it fit" not in text
+    assert "no layout so far fits" in text and "makes it fit" not in text
     monkeypatch.setattr(Search, "program", interrupted)
     assert "stopped early: the best so far" in run(capsys, TINY, MACHINE)
     assert signal.getsignal(signal.SIGINT) is before
