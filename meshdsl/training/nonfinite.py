@@ -23,6 +23,7 @@ from meshdsl.tensors.module import path_of
 from meshdsl.tensors.tensor import Tensor
 
 _GRADIENTS = "gradients"
+_OF_BATCH = "it comes from the input batch/"  # in an origin
 _KEPT_BYTES = 64 * 2**20  # of batches: on each device, or in the memory of the host
 _FOR_GROWTH = "; if the loss grew before, a lower learning rate or clip_norm may keep it small"
 _FOR_GRADIENTS = "; a lower learning rate or clip_norm may keep them from happening"
@@ -90,17 +91,17 @@ class NotFinite(ValueError):
         7
     """
 
-    def __init__(self, step: int, message: str) -> None:
-        super().__init__(f"{message}. {_BY_HAND}")
+    def __init__(self, step: int, message: str, advice: str = "") -> None:
+        super().__init__(f"{message}{advice}. {_BY_HAND}")
         self.step = step
-        self.message = message
+        self.message, self.advice = message, advice
 
     def explained(self, origin: str) -> NotFinite:
         """Returns the error with what made the first value that is not finite, and its line."""
-        result = NotFinite(self.step, self.message)
-        result.args = (
-            f"{self.message}. The step was repeated with every operation checked:\n{origin}",
-        )
+        result = NotFinite(self.step, self.message, self.advice)
+        advice = "" if _OF_BATCH in origin else self.advice  # no update changes the data
+        repeated = f"The step was repeated with every operation checked:\n{origin}"
+        result.args = (f"{self.message}{advice}. {repeated}",)
         return result
 
 
@@ -192,7 +193,8 @@ class FiniteCheck:
                 raise NotFinite(
                     step,
                     f"{message}. The update was left out. nonfinite=skip goes on without such "
-                    f"steps{advice}",
+                    "steps",
+                    advice,
                 )
             warnings.warn(f"{message}; the step is skipped", stacklevel=2)
 
