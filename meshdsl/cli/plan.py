@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -80,7 +79,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
             if values.simplify:
                 plans = simplified(search, plans, values.simplify)
         except DoesNotFit as problem:
-            _report_no_room(request, problem, values, stopped, search.until)
+            _report_no_room(request, problem, values, search.is_late)
             return _NO_ROOM
     rows = [_figures(plan, request, plans) for plan in (*plans.plans, *plans.tight)]
     heading, commands = _heading(request), _commands(request, plans.best)
@@ -279,19 +278,17 @@ def _comparison(
 
 
 def _report_no_room(
-    request: Asked,
-    problem: ValueError,
-    values: flags.FlagValues,
-    stopped: Callable[[], bool],
-    until: float | None,
+    request: Asked, problem: ValueError, values: flags.FlagValues, stopped: Callable[[], bool]
 ) -> None:
     """Prints why no plan fits, and the changes that make one fit."""
     from meshdsl.reports.plans import show_remedies
 
     found = [
         (change, None if plans is None else _figures(plans.best, request, plans))
-        for change, plans in _remedies(request, stopped, until)
+        for change, plans in _remedies(request, stopped)
     ]
+    if found and found[-1][1] is None and stopped():  # it is not known whether this one helps
+        found.pop()
     if not values.json:
         print(show_remedies(str(problem), found))
         return
@@ -303,22 +300,15 @@ def _report_no_room(
     print(json.dumps({"problem": str(problem), "remedies": rows}, indent=2))
 
 
-def _remedies(
-    request: Asked, stopped: Callable[[], bool], until: float | None
-) -> Iterator[tuple[str, Plans | None]]:
+def _remedies(request: Asked, stopped: Callable[[], bool]) -> Iterator[tuple[str, Plans | None]]:
     """Yields changes, from the cheapest to the most expensive, and the plans that fit with each.
 
-    It stops when the user does. A change of which it does not know whether it helps is left out.
-
     Args:
-        until: when it stops, by `time.monotonic`.
+        stopped: whether the user, or a limit of time, has stopped it.
     """
     from meshdsl.search.plans import Effort
 
-    def over() -> bool:
-        return stopped() or (until is not None and time.monotonic() > until)
-
-    effort = Effort(estimated=60, tried=4, decided=1, stopped=over)
+    effort = Effort(estimated=60, tried=4, decided=1, stopped=stopped)
     job, left = request.job, request.left
     free = [name for name in SEARCHED if name not in left and request.values[name].present]
     if getattr(job.model.config, "remat", None) is None:
@@ -334,32 +324,26 @@ def _remedies(
         searches["without --memory"] = unlimited.search(effort)
     helped = False
     for change, search in searches.items():
-        if over():
+        if stopped():
             return
         plans = _fitting(search)
-        if plans is None and over():
-            return
         helped = helped or plans is not None
         yield change, plans
     if helped:  # what is left costs more
         return
     length = job.length // 2
-    while request.tokens and length >= job.length // _MOST_PARTS > 0 and not over():
+    while request.tokens and length >= job.length // _MOST_PARTS > 0 and not stopped():
         batch = job.model.batch_spec(job.batch_size, length)
         shorter = replace(request, job=replace(job, length=length, batch_spec=batch))
         plans = _fitting(shorter.search(effort))
-        if plans is None and over():
-            return
         yield f"--length={length}", plans
         if plans is not None:
             break
         length //= 2
     times = 2
-    while "mesh_shape" in left and times <= _MOST_TIMES and not over():
+    while "mesh_shape" in left and times <= _MOST_TIMES and not stopped():
         count = times * request.machine.devices
         plans = _fitting(request.search(effort, devices=count))
-        if plans is None and over():
-            return
         yield f"{count:,} devices", plans
         if plans is not None:
             break

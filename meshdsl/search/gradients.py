@@ -32,14 +32,14 @@ def summed_dims(program: SpmdProgram) -> Mapping[str, frozenset[str]]:
     }
     makers: dict[Value, Instruction] = {}
     _note_makers(program.block, makers)
-    found = {}
+    dims = {}
     for path, old in inputs.items():
         new = outputs.get(path)
         if new is not None and new is not old and not matches("optimizer", path):
             # Without a state, the touched rows of a table may be all that is updated.
             all_rows = frozenset(old.shape.names) in states
-            found[path] = _summed(new, makers, ("scatter_add",) if all_rows else ())
-    return found
+            dims[path] = _summed(new, makers, ("scatter_add",) if all_rows else ())
+    return dims
 
 
 def _note_makers(block: Block, makers: dict[Value, Instruction]) -> None:

@@ -35,19 +35,28 @@ def pipeline():
     return step_of(model.init, model.loss, model.batch_spec(8, 512), microbatches=(8,))
 
 
+def drawn(**parameters):
+    """Returns a function that draws parameters of the given dims."""
+    make = nn.initializers.normal(0.02)
+
+    def init(key):
+        keys = md.random.split(key, len(parameters))
+        return {
+            name: make(k, dims) for k, (name, dims) in zip(keys, parameters.items(), strict=True)
+        }
+
+    return init
+
+
 def table(optimizer=None):
     """Returns a step that looks up a few rows of a large table."""
     rows, vocab, embed, out = md.dims(batch=512, vocab=400_000, embed=512, out=512)
-
-    def init(key):
-        make = nn.initializers.normal(0.02)
-        first, second = md.random.split(key, 2)
-        return {"table": make(first, [vocab, embed]), "w": make(second, [embed, out])}
 
     def loss(params, batch):
         x = md.take(params["table"], batch["ids"], "vocab")
         return md.mean(md.square(md.einsum(x, params["w"], over="embed")))
 
+    init = drawn(table=[vocab, embed], w=[embed, out])
     return step_of(init, loss, {"ids": md.spec([rows], "int32")}, optimizer=optimizer)
 
 
@@ -55,16 +64,12 @@ def penalty():
     """Returns a step whose largest parameter has a gradient that no batch reaches."""
     rows, a, b, c = md.dims(batch=256, a=1024, b=1024, c=16384)
 
-    def init(key):
-        make = nn.initializers.normal(0.02)
-        first, second = md.random.split(key, 2)
-        return {"large": make(first, [c, a]), "w": make(second, [a, b])}
-
     def loss(params, batch):
         product = md.einsum(batch["x"], params["w"], over="a")
         return md.mean(md.square(product)) + 1e-4 * md.mean(md.square(params["large"]))
 
-    return step_of(init, loss, {"x": md.spec([rows, a], "float32")}, optimizer=AdamW(1e-3))
+    init, batch = drawn(large=[c, a], w=[a, b]), {"x": md.spec([rows, a], "float32")}
+    return step_of(init, loss, batch, optimizer=AdamW(1e-3))
 
 
 # Each with how many of its points are lowered: every one, or one in many.

@@ -71,8 +71,8 @@ def test_the_best_is_the_undamaged_one_of_the_least_loss(tmp_path):
     state = TrainState(md.named(np.int32(0), []), {"b": md.named(np.zeros(4), [CLASSES])}, {})
     folder = tmp_path / FOLDER
     with Checkpoints(folder, keep=9) as checkpoints:
-        for step, found in enumerate([3.0, 1.0, np.nan, 0.5, 2.0], 1):
-            checkpoints.save(step, state, eval_loss=found)
+        for step, eval_loss in enumerate([3.0, 1.0, np.nan, 0.5, 2.0], 1):
+            checkpoints.save(step, state, eval_loss=eval_loss)
         checkpoints.save(6, state)
     assert StoredParams.of(tmp_path).step == 6
     assert StoredParams.of(tmp_path, "best").step == 4

@@ -52,8 +52,8 @@ def test_who_stays_keeps_the_number_if_there_is_one(before, now, ordered):
     ],
 )
 def test_who_takes_whose_place_is_reported(before, now, said):
-    found = change([place(name) for name in now.split()], last(before))
-    assert found.startswith(said) and bool(found) == bool(said)
+    text = change([place(name) for name in now.split()], last(before))
+    assert text.startswith(said) and bool(text) == bool(said)
 
 
 def test_a_new_leader_reports_who_has_which_processes():
