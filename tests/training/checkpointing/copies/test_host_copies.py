@@ -10,6 +10,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.training.checkpointing.checkpoints import Checkpoints, CheckpointWarning
+from meshdsl.training.checkpointing.copies import host_copies
 from meshdsl.training.checkpointing.copies.starts import Starts
 from meshdsl.training.checkpointing.copies.together import newest_together, said, together
 from meshdsl.training.health.replicas import ReplicasDiffer
@@ -64,6 +65,24 @@ def test_each_copy_is_of_its_own_step_while_steps_donate(layout, tmp_path):
             found = checkpoints.restore({"w": md.spec(state["w"].dims)})
             assert found.step == number
             np.testing.assert_array_equal(found.state["w"], expected)
+
+
+def test_threads_share_a_copy_in_pieces_that_do_not_divide_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(host_copies, "_PIECE", 1000)
+    monkeypatch.setattr(host_copies.os, "cpu_count", lambda: 5)
+    sizes = {"small": 1, "one": 250, "more": 251, "many": 123457}
+    arrays = np.random.default_rng(0)
+    states = [
+        {
+            name: md.named(arrays.normal(size=size).astype("f4"), ["d"])
+            for name, size in sizes.items()
+        }
+        for _ in range(5)
+    ]
+    with opened(tmp_path) as checkpoints:
+        for number, state in enumerate(states):
+            checkpoints.copy(number, state)
+            assert_same(checkpoints.restore(state).state, state)
 
 
 def test_the_last_two_are_kept_and_a_copy_that_is_not_complete_is_none(tmp_path):
