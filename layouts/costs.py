@@ -17,6 +17,8 @@ The families of a table, and the sizes of an operation in each:
   length, features.
 * `attention_blocks` and `attention_gradient_blocks`, one block of scores of such a kernel, while
   all cores of the device work: rows (and columns) of the block, features.
+* `scores` and `scores_gradient`, a block of scores without such a kernel, in bfloat16, of those
+  that are computed at once (`lowering.attention_sizes`): rows (and columns), features.
 * A collective by its kind, between the devices of one switch: devices, payload in bytes.
 """
 
@@ -39,7 +41,12 @@ PRODUCTS = "products"
 ELEMENTWISE = "elementwise"
 ATTENTION = "attention"
 ATTENTION_BLOCKS = "attention_blocks"
-GRADIENT = {ATTENTION: "attention_gradient", ATTENTION_BLOCKS: "attention_gradient_blocks"}
+SCORES = "scores"
+GRADIENT = {
+    ATTENTION: "attention_gradient",
+    ATTENTION_BLOCKS: "attention_gradient_blocks",
+    SCORES: "scores_gradient",
+}
 COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")  # that NCCL names
 CYCLES, NANOSECONDS = "cycles", "nanoseconds"
 _BFLOAT16 = 2  # bytes: the dtype of the products in a table
@@ -167,6 +174,23 @@ class Costs:
         least = _least_of_scores(self.hardware, shown, features, gradient)
         return matrices * least / family.at([math.sqrt(math.prod(blocks)), features])
 
+    def scores(
+        self, shown: int, rows: int, columns: int, features: int, *, gradient: bool = False
+    ) -> float | None:
+        """Returns the seconds of attention in blocks, without a fused kernel; None: not in a table.
+
+        Args:
+            shown: how many scores there are in all blocks that are computed.
+            rows, columns: those of one block.
+            gradient: whether these are the gradients, rather than the result.
+        """
+        family = self.families.get(GRADIENT[SCORES] if gradient else SCORES)
+        if family is None:
+            return None
+        features = max(features, family.axes[1][0])
+        least = _least_of_scores(self.hardware, shown, features, gradient)
+        return least / family.at([math.sqrt(rows * columns), features])
+
     def _of_kernel(self, sizes: Sequence[float], gradient: bool) -> float:
         """Returns the efficiency of a fused kernel of attention.
 
@@ -284,7 +308,7 @@ def _least(kind: Hardware, family: str, sizes: Sequence[int]) -> float:
         matrices, length, features = sizes
         shown = visible_scores(length, length, 1, causal=True)
         return matrices * _least_of_scores(kind, shown, features, gradient)
-    if family in (ATTENTION_BLOCKS, GRADIENT[ATTENTION_BLOCKS]):
+    if family in (ATTENTION_BLOCKS, GRADIENT[ATTENTION_BLOCKS], SCORES, GRADIENT[SCORES]):
         side, features = sizes
         return _least_of_scores(kind, side * side, features, gradient)
     return sizes[0] / kind.memory_bandwidth

@@ -1,14 +1,16 @@
 """The sizes of an attention instruction on one device, and the blocks of its scores.
 
-Up to `DIRECT` scores are computed at once. More scores are computed in blocks of rows (positions of
-queries) and columns (positions of the memory), so that the memory in use does not grow with the
-lengths.
+Up to `DIRECT` scores are computed at once. More scores are computed in blocks: of a part of the
+batches and heads, of the rows (positions of queries), and of the columns (positions of the memory).
+So the memory in use grows neither with the lengths nor with the batch, and products stay large.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,7 +39,10 @@ class AttentionSizes:
         columns: the memory: the positions of keys and values.
         features: the dim contracted between queries and keys.
         values: the dims of the value features.
-        chosen: the rows and columns of one block, if the instruction gives them.
+        shared: how many dims of `lead`, from the first on, keys and values have too: a block may
+            have a part of these.
+        chosen: the rows and columns of one block, if they are given. It has all of `lead` then.
+        chosen_lead: what it has of `lead` instead.
     """
 
     lead: Shape
@@ -45,7 +50,9 @@ class AttentionSizes:
     columns: Dimension
     features: Dimension
     values: Shape
+    shared: int = 0
     chosen: tuple[int, int] | None = None
+    chosen_lead: Shape | None = None
 
     @staticmethod
     def of(instruction: Instruction) -> AttentionSizes:
@@ -53,13 +60,15 @@ class AttentionSizes:
         params = parameters_of(instruction, Attention)
         queries = q.without([params["features"]])
         lead = queries.without([params["length"]])
-        shared = [dim for dim in lead if dim in k]
+        of_keys = [dim for dim in lead if dim in k]
+        of_both = list(itertools.takewhile(lambda dim: dim in v, of_keys))
         return AttentionSizes(
-            Shape([*shared, *lead.without([dim.name for dim in shared])]),
+            Shape([*of_keys, *lead.without([dim.name for dim in of_keys])]),
             queries.find(params["length"]) or Dimension("rows_", 1),
             k.get(params["memory"]),
             q.get(params["features"]),
             v.without([params["memory"], *queries.names]),
+            len(of_both),
             params.get("blocks"),
         )
 
@@ -71,13 +80,40 @@ class AttentionSizes:
     @property
     def blocks(self) -> tuple[int, int]:
         """The rows and columns of one block; all of them if there are few scores."""
-        if self.chosen is not None:
-            return self.chosen
+        return self.chosen or self.blocks_of(self.lead_block.volume)
+
+    def blocks_of(self, lead: int) -> tuple[int, int]:
+        """Returns the rows and columns of blocks with so many batches and heads."""
         if self.scores <= DIRECT:
             return self.rows.size, self.columns.size
-        columns = _fit(self.columns.size, BLOCK // (self.lead.volume * SHORTEST))
-        rows = _fit(self.rows.size, BLOCK // (self.lead.volume * columns))
-        return rows, columns
+        columns = _fit(self.columns.size, BLOCK // (lead * SHORTEST))
+        return _fit(self.rows.size, BLOCK // (lead * columns)), columns
+
+    @property
+    def lead_block(self) -> Shape:
+        """The part of `lead` in one block: as much as leaves room for the longest blocks."""
+        if self.chosen_lead is not None:
+            return self.chosen_lead
+        if self.chosen is not None or self.scores <= DIRECT:
+            return self.lead
+        sizes = list(self.lead.sizes)
+        longest = min(self.rows.size, LONGEST) * min(self.columns.size, LONGEST)
+        for number in reversed(range(self.shared)):
+            after = math.prod(sizes[number + 1 :])
+            sizes[number] = _divisor(sizes[number], BLOCK // (longest * after))
+        return Shape(map(Dimension, self.lead.names, sizes))
+
+    @property
+    def divided(self) -> int | None:
+        """The first dim of `lead` of which a block has a part; None: a block has all of `lead`."""
+        pairs = zip(self.lead, self.lead_block, strict=True)
+        return next((number for number, (dim, part) in enumerate(pairs) if dim != part), None)
+
+    def part(self, number: int) -> AttentionSizes:
+        """Returns the sizes of a block's part of a dim of `lead`, with the same blocks."""
+        lead, block = list(self.lead), self.lead_block
+        lead[number] = block[number]
+        return replace(self, lead=Shape(lead), chosen=self.blocks, chosen_lead=block)
 
     @property
     def full(self) -> Shape:
@@ -87,13 +123,13 @@ class AttentionSizes:
     @property
     def at_once(self) -> bool:
         """Whether all scores are one block."""
-        return self.blocks == (self.rows.size, self.columns.size)
+        return self.blocks == (self.rows.size, self.columns.size) and self.divided is None
 
     @property
     def block(self) -> Shape:
         """The dims of one block of scores."""
         names = self.rows.name, self.columns.name
-        return Shape([*self.lead, *map(Dimension, names, self.blocks)])
+        return Shape([*self.lead_block, *map(Dimension, names, self.blocks)])
 
     def flops(self, products_of_features: int, products_of_values: int) -> int:
         """Returns the flops of some products of scores with features, and with value features."""
@@ -121,3 +157,8 @@ def _fit(size: int, budget: int) -> int:
     """Returns a power of two near the budget, between `SHORTEST` and `LONGEST`; at most `size`."""
     power = 2 ** (max(budget, 1).bit_length() - 1)
     return min(size, max(SHORTEST, min(LONGEST, power)))
+
+
+def _divisor(size: int, most: int) -> int:
+    """Returns the largest divisor of a size that is at most `most`; at least 1."""
+    return max((d for d in range(1, min(size, most) + 1) if size % d == 0), default=1)

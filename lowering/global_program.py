@@ -142,7 +142,8 @@ class _Placer:
             replace(value, local=value.layout.local(value.shape, self.mesh))
             for value in attention.inputs
         ]
-        rows, columns = AttentionSizes.of(replace(attention, inputs=tuple(shards))).blocks
+        local = AttentionSizes.of(replace(attention, inputs=tuple(shards)))
+        rows, columns = local.blocks_of(local.lead.volume)
         sizes = AttentionSizes.of(attention)
         q, k = attention.inputs[:2]
         if q.layout.axes(sizes.rows.name):

@@ -25,7 +25,9 @@ from meshdsl.layouts.calibration import calibration_of
 from meshdsl.layouts.costs import ELEMENTWISE, Costs, costs_of
 from meshdsl.layouts.hardware import Hardware
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.lowering.attention_sizes import SCORES, AttentionSizes, scored_before
+from meshdsl.lowering.attention_sizes import scored_before
+from meshdsl.lowering.costs.attention import PRODUCTS as PRODUCTS_OF_ATTENTION
+from meshdsl.lowering.costs.attention import attention_seconds
 from meshdsl.lowering.costs.filling import filled
 from meshdsl.lowering.costs.flights import Flight, Sent, queued
 from meshdsl.lowering.costs.links import links_of
@@ -48,7 +50,7 @@ from meshdsl.lowering.costs.streams import (
     moments,
 )
 from meshdsl.lowering.instructions import Fusion, kinds_with
-from meshdsl.lowering.parameters import Attention, Scan, parameters_of
+from meshdsl.lowering.parameters import Scan, parameters_of
 from meshdsl.lowering.program import (
     Block,
     Instruction,
@@ -61,10 +63,8 @@ from meshdsl.tensors.dtypes import is_float8
 from meshdsl.tracing.source import Source
 
 # How many products make scores, or their gradients, and how many read them.
-_PRODUCTS_OF_ATTENTION = {"attention": (1, 1), "attention_gradient": (2, 3)}
-_WITH_PRODUCTS = ("einsum", "convolve", *GROUPED, *_PRODUCTS_OF_ATTENTION)
-_PRICED_BY_SIZES = {"einsum", *GROUPED, *_PRODUCTS_OF_ATTENTION}  # whatever they move
-_MASKS_OF_KERNELS = {"segments", "memory_segments"}
+_WITH_PRODUCTS = ("einsum", "convolve", *GROUPED, *PRODUCTS_OF_ATTENTION)
+_PRICED_BY_SIZES = {"einsum", *GROUPED, *PRODUCTS_OF_ATTENTION}  # whatever they move
 # Kinds whose time is that of elementwise work.
 _AS_ELEMENTWISE = kinds_with(
     lambda kind: (
@@ -75,7 +75,6 @@ _AS_ELEMENTWISE = kinds_with(
     )
 )
 _NOTHING: frozenset[Key] = frozenset()
-_PASSES_OVER_SCORES = 3  # they are written, and read for their sum and for the next product
 
 
 def simulate(program: SpmdProgram, hardware: Hardware, fused: bool = True) -> Schedule:
@@ -275,9 +274,9 @@ class _Writer:
         """
         if self.measured is not None:
             return self.measured.work(instruction, work)
-        if self.costs is not None and instruction.op in _PRODUCTS_OF_ATTENTION:
+        if self.costs is not None and instruction.op in PRODUCTS_OF_ATTENTION:
             # Hidden scores, which `peak` counts, cost nothing.
-            return self._attention(self.costs, instruction, own)
+            return attention_seconds(self.costs, instruction, own)
         peak, _ = work.seconds(self.hardware, instruction)
         if self.costs is None or not (work.flops or work.bytes):
             return peak
@@ -321,25 +320,6 @@ class _Writer:
         if self.costs is None:
             return moved_bytes / self.hardware.memory_bandwidth
         return self.costs.moved(ELEMENTWISE, moved_bytes)
-
-    def _attention(self, costs: Costs, instruction: Instruction, own: bool) -> float:
-        """Returns the time of attention: its products, and its scores where they reach memory."""
-        sizes = AttentionSizes.of(instruction)
-        if (seconds := _kernel(costs, instruction, sizes)) is not None:
-            return seconds
-        width = instruction.inputs[0].dtype.itemsize
-        rows, columns = sizes.blocks
-        count, features = sizes.scores / (rows * columns), sizes.features.size
-        into_scores = costs.product(rows, features, columns, width, count)
-        from_scores = costs.product(rows, columns, features, width, count)
-        of_scores, of_features = _PRODUCTS_OF_ATTENTION[instruction.op]
-        if not sizes.at_once:
-            return of_scores * into_scores + of_features * from_scores
-        # All scores reach memory. The gradient reads those of an attention beside it.
-        moved = _PASSES_OVER_SCORES * sizes.scores * SCORES.itemsize
-        if own and instruction.op == "attention_gradient":
-            into_scores *= 2
-        return into_scores + of_features * from_scores + costs.moved(ELEMENTWISE, moved)
 
     def sent(self, instruction: Instruction) -> tuple[Sent, ...]:
         """Returns what is sent for a collective: chains of transfers, with their times."""
@@ -565,22 +545,6 @@ class _BlockWriter:
             if key not in self.waited:
                 self.waited.add(key)
                 self.steps.append(Wait(key))
-
-
-def _kernel(costs: Costs, instruction: Instruction, sizes: AttentionSizes) -> float | None:
-    """Returns the time of attention in a fused kernel; None: there is none that fits."""
-    params = parameters_of(instruction, Attention)
-    if not set(params["given"]) <= _MASKS_OF_KERNELS or sizes.chosen is not None:
-        return None
-    return costs.attention(
-        sizes.lead.volume,
-        sizes.rows.size,
-        sizes.columns.size,
-        max(sizes.features.size, sizes.values.volume),
-        causal=params["causal"],
-        window=params["window"],
-        gradient=instruction.op == "attention_gradient",
-    )
 
 
 def _duration(step: Step) -> int:

@@ -16,6 +16,7 @@ from meshdsl.layouts.costs import (
     ELEMENTWISE,
     GRADIENT,
     PRODUCTS,
+    SCORES,
     costs_of,
     visible_scores,
 )
@@ -42,8 +43,9 @@ def test_a_table_says_what_stands_in_it(name):
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_has_each_operation_once_and_none_that_nobody_asks_for(name):
     families = json.loads(costs.path_of(name).read_text())["families"]
-    kernels = {ATTENTION_BLOCKS, GRADIENT[ATTENTION_BLOCKS]}
-    assert set(families) == {PRODUCTS, ELEMENTWISE, *kernels}
+    attention = (ATTENTION_BLOCKS, SCORES)
+    expected = {PRODUCTS, ELEMENTWISE, *attention, *(GRADIENT[family] for family in attention)}
+    assert set(families) == expected
     for rows in families.values():
         assert len({tuple(sizes) for *sizes, _ in rows}) == len(rows)
     assert costs_of(name).origin.endswith(f" {sum(map(len, families.values()))} operations")
@@ -95,6 +97,22 @@ def test_attention_takes_its_visible_blocks(name, gradient):
         assert causal * kind.clock == pytest.approx(8 * 6 * cycles)
         flops = 2 * (5 if gradient else 2) * 8 * length**2 * features
         assert full > flops / kind.flops[2]
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("gradient", [False, True])
+def test_scores_in_blocks_take_what_the_table_says(name, gradient):
+    table, kind = costs_of(name), hardware(name)
+    text = json.loads(costs.path_of(name).read_text())["families"]
+    for side, features, cycles in text[GRADIENT[SCORES] if gradient else SCORES]:
+        seconds = table.scores(5 * side**2, side, side, features, gradient=gradient)
+        assert seconds * kind.clock == pytest.approx(5 * cycles)
+        # Vectors of scores take longer than their products.
+        assert seconds > 2 * (5 if gradient else 2) * 5 * side**2 * features / kind.flops[2]
+
+
+def test_gpus_have_no_table_of_scores():
+    assert costs_of("h100").scores(2**22, 512, 512, 128) is None
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -2,7 +2,8 @@
 
 The algorithm is that of Dao et al. (2022), "FlashAttention". The forward pass visits the blocks of
 columns once for each block of rows, and keeps a running maximum and sum. The backward pass
-recomputes the scores from the saved log-sum-exp. Each framework has its own loops over blocks.
+recomputes the scores from the saved log-sum-exp. An outer loop visits parts of the batches and
+heads, if a block has not all of them. Each framework has its own loops over blocks.
 numpy, the reference, computes all scores at once and uses none of this.
 
 Rows are the positions of queries, columns those of keys and values. Lead dims are all others.
@@ -139,6 +140,21 @@ class Attention:
             masks=masks,
             start=(row, column),
         )
+
+    def part(self, axis: int, start: Any) -> Attention:
+        """Returns the part of the instruction for a block's part of a lead dim, from `start` on.
+
+        Args:
+            axis: `sizes.divided`. Keys and values have this dim at the same place.
+        """
+        size = self.sizes.lead_block[axis].size
+
+        def sliced(x: Any) -> Any:
+            return x if x.shape[axis] == 1 else self.xp.slice_axis(x, start, size, axis)
+
+        masks = {name: sliced(mask) for name, mask in self.masks.items()}
+        q, k, v = (sliced(x) for x in (self.q, self.k, self.v))
+        return replace(self, sizes=self.sizes.part(axis), q=q, k=k, v=v, masks=masks)
 
     def padded(self, rows: int, columns: int) -> Attention:
         """Returns the instruction with rows and columns padded to multiples of a block."""

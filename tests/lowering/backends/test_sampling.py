@@ -11,8 +11,15 @@ import jax
 import pytest
 
 from meshdsl.layouts import costs
-from meshdsl.layouts.costs import ATTENTION_BLOCKS, ELEMENTWISE, GRADIENT, PRODUCTS, path_of
-from meshdsl.lowering.backends.jax import sampling
+from meshdsl.layouts.costs import (
+    ATTENTION_BLOCKS,
+    ELEMENTWISE,
+    GRADIENT,
+    PRODUCTS,
+    SCORES,
+    path_of,
+)
+from meshdsl.lowering.backends.jax import sampling, sampling_scores
 from meshdsl.lowering.backends.jax.sampling import sampled, samples, write_table
 from meshdsl.lowering.backends.jax.sampling_attention import FEATURES, SIDES, bundles
 
@@ -41,7 +48,26 @@ def test_the_tables_have_what_is_sampled():
         for family in (ATTENTION_BLOCKS, GRADIENT[ATTENTION_BLOCKS])
         for sizes in itertools.product(SIDES, FEATURES)
     }
+    blocks |= {
+        (family, sizes)
+        for family in (SCORES, GRADIENT[SCORES])
+        for sizes in itertools.product(sampling_scores.SIDES, sampling_scores.FEATURES)
+    }
     assert found == {(sample.family, sample.sizes) for sample in samples()} | blocks
+
+
+@pytest.mark.parametrize("side", sampling_scores.SIDES)
+def test_scores_are_sampled_in_several_blocks_of_their_side(side):
+    sizes = sampling_scores.sizes_of(side, 64)
+    assert sizes.blocks == (side, side) and not sizes.at_once
+    assert sizes.lead.volume == 4 * sizes.lead_block.volume
+
+
+@NEEDS_LIBTPU
+def test_the_cycles_of_scores_are_those_of_the_table():
+    found = sampling_scores.cycles("v5e", 128, 128)
+    rows = [_rows(family) for family in (SCORES, GRADIENT[SCORES])]
+    assert found == tuple(row[-1] for family in rows for row in family if row[:2] == [128, 128])
 
 
 def test_a_table_keeps_the_families_that_are_not_sampled_again(monkeypatch, tmp_path):

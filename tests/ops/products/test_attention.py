@@ -86,11 +86,11 @@ def gradients(function, **options):
     return both
 
 
-@pytest.fixture
-def small_blocks(monkeypatch):
-    """Blocks of 4 x 4 scores, so that small problems are cut into many."""
+@pytest.fixture(params=[16, 32])
+def small_blocks(monkeypatch, request):
+    """Blocks of 4 x 4 scores, of one or two heads, so that small problems are many blocks."""
     monkeypatch.setattr(attention_sizes, "DIRECT", 1)
-    monkeypatch.setattr(attention_sizes, "BLOCK", 16)
+    monkeypatch.setattr(attention_sizes, "BLOCK", request.param)
     monkeypatch.setattr(attention_sizes, "SHORTEST", 4)
     monkeypatch.setattr(attention_sizes, "LONGEST", 4)
 
@@ -125,6 +125,64 @@ def test_in_blocks_everything_is_the_same(variant, backend, small_blocks):
     found = run(gradients(md.attention, **options), Q, K, V, BIAS, backend=backend)
     for mine, other in zip(arrays_of(found), arrays_of(expected), strict=True):
         assert_close(mine, other)
+
+
+@pytest.mark.parametrize("backend", ["jax", "tf"])
+def test_any_dim_that_keys_and_values_share_is_divided(backend, monkeypatch):
+    """Also a later one while an earlier one is not; a bias without it has the sum as gradient."""
+    monkeypatch.setattr(attention_sizes, "DIRECT", 1)
+    monkeypatch.setattr(attention_sizes, "BLOCK", 2 * 6 * 9)
+    sizes = md.dims(batch=2, heads=3, group=1)
+    q = random([sizes[0], length, *sizes[1:], kv], seed=1)
+    k, v = (random([sizes[0], memory, sizes[1], d], seed=d.size) for d in (kv, value))
+    bias = random([length, memory], seed=4)
+
+    def both(q, k, v, bias):
+        return md.value_and_grad(
+            lambda *x: md.sum(md.square(md.attention(*x[:3], bias=x[3]))), (0, 1, 2, 3)
+        )(q, k, v, bias)
+
+    blocks = lead_blocks(both, q, k, v, bias)
+    assert set(blocks) == {(2, 1, 1)}  # 3 has no divisor 2
+    expected = run(both, q, k, v, bias, backend="numpy")
+    found = run(both, q, k, v, bias, backend=backend)
+    for mine, other in zip(arrays_of(found), arrays_of(expected), strict=True):
+        assert_close(mine, other)
+
+
+def lead_blocks(function, *arguments):
+    """Returns the batches and heads of the blocks of each attention in a program."""
+    program = md.jit(function).lower(*arguments).block.walk()
+    found = [attention_sizes.AttentionSizes.of(i) for i, _ in program if i.op in ATTEND]
+    return [sizes.lead_block.sizes for sizes in found]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "lead", "block"),
+    [
+        ((16, 8, 4, 8192, 131072), (16, 8, 4), ((1, 4, 4), 512, 512)),  # a long context
+        ((64, 12, 1, 512, 512), (64, 12, 1), ((1, 12, 1), 512, 512)),
+        ((256, 16, 1, 128, 128), (256, 16, 1), ((16, 16, 1), 128, 128)),
+        ((37, 1, 128, 1024, 1024), (37, 1, 128), ((1, 1, 128), 64, 512)),  # heads of one key
+        ((2, 2, 2, 1024, 1024), (2, 2, 2), ((2, 2, 2), 1024, 1024)),  # few: at once
+        ((1, 1, 1, 4096, 4096), (1, 1, 1), ((1, 1, 1), 512, 512)),
+    ],
+)
+def test_blocks_are_long_before_they_have_many_heads(sizes, lead, block):
+    names = ("batch", "heads", "group", "length", "memory_length")
+    b, h, g, rows, columns = map(md.Dimension, names, sizes)
+    q = md.spec([b, rows, h, g, kv], "bfloat16")
+    k, v = md.spec([b, columns, h, kv], "bfloat16"), md.spec([b, columns, h, value], "bfloat16")
+    program = md.jit(md.attention).lower(q, k, v)
+    (one,) = [i for i, _ in program.block.walk() if i.op == "attention"]
+    found = attention_sizes.AttentionSizes.of(one)
+    assert found.lead.sizes == lead
+    assert (found.lead_block.sizes, *found.blocks) == block
+    assert found.block.volume <= attention_sizes.DIRECT
+    part = found
+    while part.divided is not None:
+        part = part.part(part.divided)
+    assert part.block == found.block  # a part has the blocks of all
 
 
 @pytest.mark.parametrize("backend", ["jax", "tf"])

@@ -30,6 +30,50 @@ from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.jax.operations.attention_fused import kernel
 from meshdsl.lowering.program import Instruction
 
+
+def _in_parts(
+    attention: Attention,
+    beside: Sequence[jax.Array],
+    compute: Callable[..., Sequence[jax.Array]],
+    shapes: Sequence[Sequence[int]],
+) -> list[jax.Array]:
+    """Returns what `compute` returns, called for one part of the batches and heads after the other.
+
+    Args:
+        beside: arrays that `compute` takes after the attention: [*lead, ...].
+        shapes: those of the results. Where a result lacks a dim that is divided (size 1), it is the
+            sum of those of the parts.
+    """
+    axis = attention.sizes.divided
+    if axis is None:
+        return list(compute(attention, *beside))
+    size, part = attention.q.shape[axis], attention.sizes.lead_block[axis].size
+    summed = [shape[axis] == 1 for shape in shapes]
+    inner = [
+        shape if is_sum else (*shape[:axis], part, *shape[axis + 1 :])
+        for shape, is_sum in zip(shapes, summed, strict=True)
+    ]
+
+    def step(totals: list[jax.Array], start: jax.Array) -> tuple[list, list]:
+        slices = [lax.dynamic_slice_in_dim(x, start, part, axis) for x in beside]
+        found = _in_parts(attention.part(axis, start), slices, compute, inner)
+        terms = [x for x, is_sum in zip(found, summed, strict=True) if is_sum]
+        rest = [x for x, is_sum in zip(found, summed, strict=True) if not is_sum]
+        return [total + x for total, x in zip(totals, terms, strict=True)], rest
+
+    zeros = [
+        jnp.zeros(shape, attention.sum_dtype)
+        for shape, is_sum in zip(shapes, summed, strict=True)
+        if is_sum
+    ]
+    totals, stacked = lax.scan(step, zeros, jnp.arange(0, size, part))
+    sums, others = iter(totals), iter(stacked)
+    return [
+        next(sums) if is_sum else jnp.moveaxis(next(others), 0, axis).reshape(shape)
+        for shape, is_sum in zip(shapes, summed, strict=True)
+    ]
+
+
 # The forward pass.
 
 
@@ -41,8 +85,14 @@ def _start(part: Attention) -> tuple:
     return result, largest, jnp.zeros((*rows, 1), part.sum_dtype)
 
 
-def forward(attention: Attention) -> tuple[jax.Array, jax.Array]:
+def forward(attention: Attention) -> list[jax.Array]:
     """Returns the result and the log-sum-exp of its rows: [*lead, rows, value features or 1]."""
+    lead = attention.q.shape[:-1]
+    shapes = [(*lead, attention.v.shape[-1]), (*lead, 1)]
+    return _in_parts(attention, [], _forward, shapes)
+
+
+def _forward(attention: Attention) -> tuple[jax.Array, jax.Array]:
     rows, columns = attention.sizes.blocks
     if attention.sizes.at_once:
         scores, _ = attention.scores()
@@ -81,6 +131,13 @@ def backward(
     attention: Attention, result: jax.Array, sums: jax.Array, cotangent: jax.Array
 ) -> Sequence[jax.Array]:
     """Returns the gradients by q, k, v, and with `bias_gradient` by the bias."""
+    shapes = [x.shape for x in attention.targets]
+    return _in_parts(attention, [result, sums, cotangent], _backward, shapes)
+
+
+def _backward(
+    attention: Attention, result: jax.Array, sums: jax.Array, cotangent: jax.Array
+) -> Sequence[jax.Array]:
     rows, columns = attention.sizes.blocks
     delta = jnp.sum(
         result.astype(attention.sum_dtype) * cotangent.astype(attention.sum_dtype),

@@ -42,6 +42,50 @@ def _loop(start: Any, stop: Any, body: Callable[..., Sequence], carry: Sequence)
     return result
 
 
+def _in_parts(
+    attention: Attention,
+    beside: Sequence[tf.Tensor],
+    compute: Callable[..., Sequence[tf.Tensor]],
+    shapes: Sequence[Sequence[int]],
+) -> list[tf.Tensor]:
+    """Returns what `compute` returns, called for one part of the batches and heads after the other.
+
+    Args:
+        beside: tensors that `compute` takes after the attention: [*lead, ...].
+        shapes: those of the results. Where a result lacks a dim that is divided (size 1), it is the
+            sum of those of the parts.
+    """
+    axis = attention.sizes.divided
+    if axis is None:
+        return list(compute(attention, *beside))
+    part = attention.sizes.lead_block[axis].size
+    count = attention.q.shape[axis] // part
+    summed = [shape[axis] == 1 for shape in shapes]
+    inner = [
+        list(shape) if is_sum else [*shape[:axis], part, *shape[axis + 1 :]]
+        for shape, is_sum in zip(shapes, summed, strict=True)
+    ]
+    dtype = attention.sum_dtype
+    carry = [
+        tf.zeros(shape, dtype) if is_sum else tf.TensorArray(dtype, count, element_shape=shape)
+        for shape, is_sum in zip(inner, summed, strict=True)
+    ]
+
+    def step(number: tf.Tensor, *carry: Any) -> list:
+        start = number * part
+        slices = [xp.slice_axis(x, start, part, axis) for x in beside]
+        found = _in_parts(attention.part(axis, start), slices, compute, inner)
+        rows = zip(carry, found, summed, strict=True)
+        return [held + x if is_sum else held.write(number, x) for held, x, is_sum in rows]
+
+    def joined(parts: tf.TensorArray, shape: Sequence[int]) -> tf.Tensor:
+        order = [*range(1, axis + 1), 0, *range(axis + 1, len(shape) + 1)]
+        return tf.reshape(permuted(xp, parts.stack(), order), shape)
+
+    rows = zip(_loop(0, count, step, carry), shapes, summed, strict=True)
+    return [held if is_sum else joined(held, shape) for held, shape, is_sum in rows]
+
+
 class _Grid(NamedTuple):
     """The blocks of a tensor along its last two axes, which loops write one by one.
 
@@ -89,6 +133,12 @@ def _start(part: Attention) -> list[tf.Tensor]:
 
 def forward(attention: Attention) -> list[tf.Tensor]:
     """Returns the result and the log-sum-exp of its rows: [*lead, rows, value features or 1]."""
+    lead = attention.q.shape[:-1]
+    shapes = [[*lead, attention.v.shape[-1]], [*lead, 1]]
+    return _in_parts(attention, [], _forward, shapes)
+
+
+def _forward(attention: Attention) -> list[tf.Tensor]:
     rows, columns = attention.sizes.blocks
     if attention.sizes.at_once:
         return list(finish(xp, accumulate(attention, _start(attention))))
@@ -130,6 +180,13 @@ def backward(
     attention: Attention, result: tf.Tensor, sums: tf.Tensor, cotangent: tf.Tensor
 ) -> list[tf.Tensor]:
     """Returns the gradients by q, k, v, and with `bias_gradient` by the bias."""
+    shapes = [x.shape.as_list() for x in attention.targets]
+    return _in_parts(attention, [result, sums, cotangent], _backward, shapes)
+
+
+def _backward(
+    attention: Attention, result: tf.Tensor, sums: tf.Tensor, cotangent: tf.Tensor
+) -> list[tf.Tensor]:
     rows, columns = attention.sizes.blocks
     cotangent = tf.cast(cotangent, attention.sum_dtype)
     delta = tf.reduce_sum(tf.cast(result, attention.sum_dtype) * cotangent, -1, keepdims=True)
