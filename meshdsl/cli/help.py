@@ -81,6 +81,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "checkpoints": (
         "checkpoint_every",
+        "checkpoint_minutes",
         "keep",
         "keep_best",
         "local_checkpoints",

@@ -219,10 +219,10 @@ def _check_train(
         problems.add("--process_id: `launch` numbers the processes; leave it out")
     if not trains.workdir:
         problems.add("--workdir is missing: its checkpoints are what a restart goes on from")
-    elif trains.checkpoint_every is None:
+    elif trains.checkpoint_every is None and trains.checkpoint_minutes is None:
         problems.add(
-            "--checkpoint_every is missing: a restart goes on from the last checkpoint, and "
-            "without it the only one is that of the end"
+            "--checkpoint_every or --checkpoint_minutes is missing: a restart goes on from the "
+            "last checkpoint, and without it the only one is that of the end"
         )
     if trains.coordinator == AUTOMATIC:
         if values.processes > 1:

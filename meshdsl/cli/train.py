@@ -262,8 +262,9 @@ def _processes(values: flags.FlagValues, problems: Problems) -> AbstractContextM
 # those of other commands, which stand in the same file of `--config`.
 _FREE = frozenset(
     "mesh_shape layout host_devices backend tpu workdir log_every eval_every eval_batches "
-    "steps_per_call checkpoint_every keep keep_best local_checkpoints local_every resume override "
-    "host_copies exit_after_minutes exit_at_step hardware data_workers data_cache extra_metrics "
+    "steps_per_call checkpoint_every checkpoint_minutes keep keep_best local_checkpoints "
+    "local_every resume override host_copies exit_after_minutes exit_at_step hardware "
+    "data_workers data_cache extra_metrics "
     "compiler_flags coordinator num_processes process_id join_timeout pause_timeout profile_steps "
     "init_from search_seconds within replica_check_every straggler_factor straggler_steps "
     "step_timeout grace".split()
@@ -323,6 +324,7 @@ def _settings(values: flags.FlagValues, without: Set[str]) -> dict[str, str]:
 
 _NEEDS_WORKDIR = (
     "checkpoint_every",
+    "checkpoint_minutes",
     "local_checkpoints",
     "local_every",
     "host_copies",

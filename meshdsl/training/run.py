@@ -53,6 +53,8 @@ class Run:
         first_seconds: how long the first call took, if a supervisor has started this process.
         interrupted: whether a signal in any process ends the run.
         failure: why metrics could not be written.
+        overdue: whether the processes have agreed that it is time for a checkpoint.
+        saved_at: when the last checkpoint was saved, or the run began, by the clock of `shares`.
     """
 
     programs: Programs
@@ -86,6 +88,8 @@ class Run:
     interrupted: bool = False
     first_seconds: float = 0.0
     failure: ValueError | None = None
+    overdue: bool = False
+    saved_at: float = 0.0
 
     def run(self) -> None:
         """Takes the remaining steps, unless something ends the run earlier.
@@ -97,6 +101,7 @@ class Run:
         """
         jax.block_until_ready([array.data for array in _arrays(self.state)])
         self.done = self.begun
+        self.saved_at = self.shares.clock()
         self.shares.begin_steps()
         self.stragglers.begin(self.begun)
         agreement = Agreement(self.begun)
@@ -176,7 +181,10 @@ class Run:
             return False
         stops = self.stopping.due(number) or self.failure is not None
         look = self._look(number, pending) if self.stragglers.due() else None
-        stops, signal = agreement.settle(number, stops, self.stopping.signal, look)
+        seconds = self.shares.clock() - self.saved_at
+        saves = self.saving is not None and self.saving.overdue(seconds)
+        signal = self.stopping.signal
+        stops, signal, self.overdue = agreement.settle(number, stops, signal, look, saves)
         if look is not None:
             self.stragglers.compare(number, agreement.notes)
         self.interrupted = signal is not None
@@ -197,7 +205,7 @@ class Run:
         """Saves the state after a step, if it is time to; copies it in any case, if asked to."""
         if self.saving is None or self.checkpoints is None:
             return
-        shared = last or self.saving.due(number)
+        shared = last or self.overdue or self.saving.due(number)
         local = not shared and self.saving.due_locally(number)
         copies = self.saving.host_copies is not None
         if not (shared or local or copies):
@@ -223,6 +231,7 @@ class Run:
                 self.checkpoints.save(number, self.state, position, local=True)
             else:
                 self.checkpoints.save(number, self.state, position, eval_loss)
+                self.overdue, self.saved_at = False, self.shares.clock()
 
     def _report(self, number: int, pending: Pending, evaluates: bool = False) -> float | None:
         """Fetches the metrics of the steps since the last report, and reports them.

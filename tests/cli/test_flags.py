@@ -79,6 +79,7 @@ PROMISED = {
     "eval_batches": 20,
     "workdir": None,
     "checkpoint_every": None,
+    "checkpoint_minutes": None,
     "keep": 3,
     "keep_best": 1,
     "local_checkpoints": None,
@@ -241,8 +242,8 @@ def test_values_are_read_into_what_they_mean():
         ("--steps=0", "--steps: needs a whole number of at least 1, got '0'"),
         (
             "--checkpoint_every=10min",
-            "--checkpoint_every: counts steps: needs a whole number of at least 1, got '10min'. A "
-            "time in steps is 600 / step_seconds; metrics.jsonl of a run has step_seconds",
+            "--checkpoint_every: counts steps: needs a whole number of at least 1, got '10min'. "
+            "For a time write --checkpoint_minutes=10",
         ),
         ("--log_every=0", "--log_every: needs a whole number of at least 1, got '0'"),
         ("--learning_rate=-1", "--learning_rate: needs a number of at least 0, got '-1'"),

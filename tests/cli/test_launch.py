@@ -42,7 +42,7 @@ TRAIN = ("train", "--workdir=unused", "--checkpoint_every=10")
         (("--", "explain"), "the command to launch is `train`, not 'explain'"),
         (("--steps=5", "--", *TRAIN), "--steps: flags of `train` come after `-- train`"),
         (("--", "train"), "--workdir is missing: its checkpoints are what a restart goes on from"),
-        (("--", *TRAIN[:2]), "--checkpoint_every is missing"),
+        (("--", *TRAIN[:2]), "--checkpoint_every or --checkpoint_minutes is missing"),
         (("--", *TRAIN, "--sted=3"), "train: unknown flag --sted"),
         (("--", *TRAIN, "--process_id=0"), "--process_id: `launch` numbers the processes"),
         (("--", *TRAIN, "--coordinator=a:1"), "--num_processes is missing, beside --coordinator"),

@@ -96,6 +96,16 @@ def test_two_processes_go_on_from_one_and_one_from_two(together, tmp_path):
 
 
 @pytest.mark.long
+def test_all_save_when_the_clock_of_one_says_so(together, tmp_path):
+    own = {1: {"saving": {"minutes": 0.0, "keep": 12}}}
+    job = {"workdir": str(tmp_path), "steps": 12, "saving": {"keep": 12}, **SMALL}
+    (first, errors), (second, _) = together(2, job, own=own)
+    assert first == second and first[0]["step"] == 12, errors
+    saved = steps_in(tmp_path / "checkpoints")  # at 1, and less often as they agree less often
+    assert saved[0] == 1 and saved[-1] == 12 and len(saved) > 2
+
+
+@pytest.mark.long
 def test_each_process_saves_on_a_disk_of_its_own(together, tmp_path):
     """Killed, they go on from the last that both have; with a disk lost, from the shared one."""
     whole = run(steps=12).losses

@@ -37,6 +37,16 @@ def whole(least: int) -> Reader:
 
 def count_of_steps(text: str) -> int:
     """Reads a number of steps, at least 1; of a time it says how many steps that is."""
+    return _steps(text, "")
+
+
+def steps_of_checkpoints(text: str) -> int:
+    """Reads what `count_of_steps` does; of a time it says which flag takes it."""
+    return _steps(text, "checkpoint_minutes")
+
+
+def _steps(text: str, by_minutes: str) -> int:
+    """Reads a number of steps; for a time the error names the flag for minutes, if there is one."""
     try:
         return int(whole(1)(text))
     except ValueError as error:
@@ -44,10 +54,13 @@ def count_of_steps(text: str) -> int:
             seconds = duration(text)
         except ValueError:
             raise error from None
-        raise ValueError(
-            f"counts steps: {error}. A time in steps is {seconds:,.0f} / step_seconds; "
-            "metrics.jsonl of a run has step_seconds"
-        ) from None
+        advice = (
+            f"A time in steps is {seconds:,.0f} / step_seconds; metrics.jsonl of a run has "
+            "step_seconds"
+        )
+        if by_minutes:
+            advice = f"For a time write --{by_minutes}={seconds / 60:g}"
+        raise ValueError(f"counts steps: {error}. {advice}") from None
 
 
 def or_auto(reader: Reader) -> Reader:

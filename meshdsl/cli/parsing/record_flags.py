@@ -21,6 +21,7 @@ from meshdsl.cli.parsing.readers import (
     or_auto,
     size,
     some_of,
+    steps_of_checkpoints,
     truth,
     whole,
     words_of,
@@ -62,7 +63,11 @@ _NAMES: dict[type, dict[str, str]] = {
         "growth_interval": "loss_scale_window",
     },
     Reporting: {"profile": "profile_steps"},
-    Saving: {"every": "checkpoint_every", "local": "local_checkpoints"},
+    Saving: {
+        "every": "checkpoint_every",
+        "minutes": "checkpoint_minutes",
+        "local": "local_checkpoints",
+    },
     Stops: {"after_minutes": "exit_after_minutes", "at_step": "exit_at_step"},
 }
 # Flags that a command presets otherwise than Python does.
@@ -75,9 +80,9 @@ _READERS: dict[str, Reader] = {
     "extra_metrics": some_of(*EXTRA_METRICS),
     "trainable": words_of,
     "microbatches": or_auto(whole(1)),
+    "checkpoint_every": steps_of_checkpoints,
     **dict.fromkeys(
-        ("checkpoint_every", "local_every", "eval_every", "log_every", "replica_check_every"),
-        count_of_steps,
+        ("local_every", "eval_every", "log_every", "replica_check_every"), count_of_steps
     ),
 }
 # What flags mean beyond their fields: a seed is also of the data, and a process has an exit code.

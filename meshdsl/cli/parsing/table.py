@@ -240,6 +240,7 @@ FLAGS: dict[str, Flag] = {
     ),
     **_made(
         "checkpoint_every",
+        "checkpoint_minutes",
         "keep",
         "keep_best",
         "local_checkpoints",

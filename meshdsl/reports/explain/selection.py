@@ -76,7 +76,7 @@ class Selection:
             return ""
         return (
             f"only the rows of `{self.only}` are listed; every sum and total is that of the whole "
-            "program"
+            "program, but for `listed`: what these rows send"
         )
 
     def check(self) -> None:

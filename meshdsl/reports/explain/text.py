@@ -150,6 +150,9 @@ def _wire(explanation: Explanation) -> list[str]:
             continue
         rows.append((phase, "", "", "", "", show_bytes(sum(t.wire_bytes for t in sent)), ""))
         rows += [_row(t) for t in explanation.shown.traffic if t.phase == phase]
+    if explanation.only:
+        listed = sum(traffic.wire_bytes for traffic in explanation.shown.traffic)
+        rows.append(("listed", "", "", "", "", show_bytes(listed), ""))
     total = show_bytes(explanation.wire_bytes)
     rows.append(("total", "", "", f"{explanation.collectives:,}", "", total, ""))
     lines = table(rows, right=(3, 4, 5), squeezed=1)

@@ -15,7 +15,7 @@ from meshdsl.training.checkpointing.checkpoints import Checkpoints, Restored
 from meshdsl.training.checkpointing.newest import FOLDER
 from meshdsl.training.checkpointing.shared_checkpoints import described
 from meshdsl.training.processes.joining import gathered, together
-from meshdsl.training.settings import PATH, TRUTH, Whole, check, record, setting
+from meshdsl.training.settings import PATH, TRUTH, Number, Whole, check, record, setting
 
 if TYPE_CHECKING:
     from meshdsl.training.data.data_files import DataFiles
@@ -49,6 +49,11 @@ class Saving:
     every: int | None = setting(
         "Steps between two checkpoints. Default: one at the end, or where the run is stopped.",
         Whole(1),
+        default=None,
+    )
+    minutes: float | None = setting(
+        "Minutes from one checkpoint to the next, beside or instead of a number of steps.",
+        Number(),
         default=None,
     )
     keep: int = setting("How many of the latest checkpoints are kept.", Whole(1), default=3)
@@ -148,6 +153,10 @@ class Saving:
 
     def due(self, step: int) -> bool:
         return self.every is not None and step % self.every == 0
+
+    def overdue(self, seconds: float) -> bool:
+        """Whether so many seconds after the last checkpoint it is time for another one."""
+        return self.minutes is not None and seconds >= 60 * self.minutes
 
     def due_locally(self, step: int) -> bool:
         return self.local_every is not None and step % self.local_every == 0

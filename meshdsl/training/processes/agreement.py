@@ -1,4 +1,5 @@
-"""Agreement of processes between steps: whether their run ends, and by which signal.
+"""Agreement of processes between steps: whether they save, whether their run ends, and by which
+signal.
 
 Guarantees:
     All processes agree on the same result at the same step.
@@ -42,22 +43,23 @@ class Agreement:
         return jax.process_count() == 1 or step >= self.step + self.every
 
     def settle(
-        self, step: int, stops: bool, signal: int | None, note: Any = None
-    ) -> tuple[bool, int | None]:
-        """Returns whether any process stops the run, and the signal that one of them got.
+        self, step: int, stops: bool, signal: int | None, note: Any = None, saves: bool = False
+    ) -> tuple[bool, int | None, bool]:
+        """Returns whether any process stops the run, the signal that one got, whether any saves.
 
         All processes must call this after the same step.
 
         Args:
             note: what this process tells the others; JSON must be able to represent it.
+            saves: whether it is time for a checkpoint, by the clock of this process.
         """
         if jax.process_count() == 1:
             self.notes = [note]
-            return stops, signal
+            return stops, signal, saves
         now = time.monotonic()
         a_step = (now - self._time) / max(step - self.step, 1)
         wanted = max(1, min(int(self.seconds / max(a_step, 1e-9)), 2 * self.every))
-        own = json.dumps([stops, signal or 0, wanted, note])
-        stop, signals, every, self.notes = zip(*map(json.loads, gathered(own)), strict=True)
+        own = json.dumps([stops, signal or 0, wanted, note, saves])
+        stop, signals, every, self.notes, save = zip(*map(json.loads, gathered(own)), strict=True)
         self.step, self.every, self._time = step, min(every), now
-        return any(stop), max(signals) or None
+        return any(stop), max(signals) or None, any(save)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 import meshdsl as md
+from meshdsl.lowering.costs.units import show_bytes
 from meshdsl.reports.explain.explanation import Explanation, explain
 from meshdsl.reports.explain.html.page import page
 from meshdsl.reports.explain.values import as_values
@@ -76,9 +77,12 @@ def test_totals_are_those_of_the_whole_step(whole):
 
 
 def test_the_text_says_what_it_lists(whole):
-    text, whole = str(of(whole, "mlp")), str(whole)
+    report, text, whole = whole, str(of(whole, "mlp")), str(whole)
     assert "shown: only the rows of `mlp` are listed; every sum and total is that of" in text
     assert "query" in whole and "query" not in text and "w_in" in text
+    sent = [entry["wire_bytes"] for entry in as_values(of(report, "mlp"))["sent"]]
+    (listed,) = (line for line in text.splitlines() if line.startswith("  listed "))
+    assert listed.split(maxsplit=1)[1] == show_bytes(sum(sent)) and "  listed " not in whole
     row = next(line for line in whole.splitlines() if line.startswith("  total "))
     assert row.split() in [line.split() for line in text.splitlines()]
 
