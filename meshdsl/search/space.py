@@ -174,8 +174,12 @@ def _with_axes_of(structure: Structure, pinned: Layout) -> Structure | None:
             continue
         dims = {rule.dim for rule in pinned.rules if axis in rule.axes and not rule.scope}
         fitting = [n for n, role in enumerate(roles) if not names[n] and dims <= set(role.dims)]
+        same = [role for role in roles if dims <= set(role.dims)]
         if fitting:
             names[fitting[0]] = axis
+        elif same:  # the rules give several axes to its dims
+            roles.append(same[0])
+            names.append(axis)
         else:
             role = Role(axis, "weights", tuple(sorted(dims)))
             if not _agree([*roles, role]):

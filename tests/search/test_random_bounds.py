@@ -8,6 +8,7 @@ point in many ways; the bounds hold for all of them, so one that nobody chose is
 import numpy as np
 import pytest
 
+from meshdsl.layouts.layout import Layout
 from meshdsl.lowering.choices import Choice
 from meshdsl.lowering.costs.simulation import step_seconds
 from meshdsl.lowering.passes.halves import candidates
@@ -18,13 +19,15 @@ _QUICK, _ALL = 8, 60
 _SHARE = 0.999  # sums of many figures round
 
 
-def check(number, most):
+def check(number, most, pinned=""):
     """Raises AssertionError if a point of a case is faster or smaller than its bounds.
 
     Returns the number of programs that were checked.
     """
     case = make_case(number)
-    search = Search(case.step, case.hardware, case.devices, slices=case.slices)
+    devices, slices = (8, 1) if pinned else (case.devices, case.slices)
+    rules = Layout.parse(pinned)
+    search = Search(case.step, case.hardware, devices, rules, slices=slices)
     rows, points, _ = search.candidates()
     assert len(rows) == points  # all fit
     rng = np.random.default_rng([number, 5])
@@ -53,6 +56,22 @@ def check(number, most):
 @pytest.mark.parametrize("number", range(_QUICK))
 def test_no_random_program_is_below_its_bounds(number):
     check(number, most=3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("pinned", ["rows:x+y", "embed:x+y"])
+@pytest.mark.parametrize("number", [0, 4])
+def test_no_program_of_rules_with_several_axes_is_below_its_bounds(number, pinned):
+    assert check(number, 3, pinned) > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "pinned", ["rows:x+y", "embed:x+y", "rows:x+y; embed:z", "embed:y+x; rows:z"]
+)
+@pytest.mark.parametrize("number", range(5, 12))
+def test_no_other_program_of_such_rules_is_below_its_bounds(number, pinned):
+    check(number, 6, pinned)
 
 
 def test_random_cases_differ_and_most_can_be_split():

@@ -258,6 +258,14 @@ def test_a_given_layout_may_have_axes_of_optional_and_scoped_rules_alone(layout)
     assert str(plans.best.point.layout) == layout
 
 
+@pytest.mark.parametrize("layout", ["batch:x+y", "batch:x+y; a:z", "a:x+y", "batch:x; a:y+z"])
+def test_rules_may_give_several_axes_to_a_dim(layout):
+    best = search(mlp(512, 64, 2), "v5p", 16, Layout.parse(layout), LITTLE).best
+    assert set(Layout.parse(layout).rules) <= set(best.point.layout.rules)
+    sizes = dict(best.program.mesh.axes)
+    assert all(sizes[axis] > 1 for axis in set("xyz") & set(layout.replace("a:", ":")))
+
+
 def test_of_a_given_layout_one_axis_goes_across_the_slices():
     pinned = Layout.parse("batch:x; a:y")
     best = Search(mlp(512, 64, 2), "v5p", 8, pinned, LITTLE, slices=2, closed=True).run().best
