@@ -2,7 +2,8 @@
 
 A `Structure` says what each axis of a mesh does and how the state is stored. With sizes of the
 axes, a number of microbatches and a remat it is a `Point`, which has a mesh and a layout. Equal
-points occur once: no axis has size 1, axes have one order, and no two axes of a mesh do the same.
+points occur once: no axis has size 1, axes have one order, and no two axes of a mesh do the same,
+but for those that a rule of the user, or the mesh, has.
 """
 
 from __future__ import annotations
@@ -174,15 +175,17 @@ def _with_axes_of(structure: Structure, pinned: Layout) -> Structure | None:
             continue
         dims = {rule.dim for rule in pinned.rules if axis in rule.axes and not rule.scope}
         fitting = [n for n, role in enumerate(roles) if not names[n] and dims <= set(role.dims)]
-        same = [role for role in roles if dims <= set(role.dims)]
-        if fitting:
+        # The last axis to which a rule gives one of these dims beside this axis.
+        beside = [a for rule in pinned.rules if axis in rule.axes for a in rule.axes if a != axis]
+        same = [n for n, role in enumerate(roles) if names[n] in beside and dims <= set(role.dims)]
+        if same:  # it has the same role; axes of one role stand side by side
+            roles.insert(same[-1] + 1, roles[same[-1]])
+            names.insert(same[-1] + 1, axis)
+        elif fitting:
             names[fitting[0]] = axis
-        elif same:  # the rules give several axes to its dims
-            roles.append(same[0])
-            names.append(axis)
         else:
             role = Role(axis, "weights", tuple(sorted(dims)))
-            if not _agree([*roles, role]):
+            if not _agree(tuple(dict.fromkeys([*roles, role]))):
                 return None
             roles.append(role)
             names.append(axis)

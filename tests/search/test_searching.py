@@ -1,5 +1,6 @@
 """Searches find what trying everything finds, and say how far off they may be."""
 
+import itertools
 import warnings
 from types import SimpleNamespace
 
@@ -16,8 +17,10 @@ from meshdsl.optim import Sgd
 from meshdsl.search.estimates import is_plain
 from meshdsl.search.plans import DoesNotFit, Effort, Plans
 from meshdsl.search.searching import Search, _worth_keeping, search
+from meshdsl.search.space import Variant
 from meshdsl.search.steps import recipe_step
 from meshdsl.training import Recipe
+from tests.search.programs import make_case
 from tests.search.steps import gpt, mlp, step_of
 
 
@@ -258,12 +261,29 @@ def test_a_given_layout_may_have_axes_of_optional_and_scoped_rules_alone(layout)
     assert str(plans.best.point.layout) == layout
 
 
-@pytest.mark.parametrize("layout", ["batch:x+y", "batch:x+y; a:z", "a:x+y", "batch:x; a:y+z"])
+@pytest.mark.parametrize(
+    "layout", ["batch:x+y", "batch:x+y; a:z", "a:z; batch:x+y", "a:x+y", "batch:x; a:y+z"]
+)
 def test_rules_may_give_several_axes_to_a_dim(layout):
+    rules = Layout.parse(layout).rules
     best = search(mlp(512, 64, 2), "v5p", 16, Layout.parse(layout), LITTLE).best
-    assert set(Layout.parse(layout).rules) <= set(best.point.layout.rules)
-    sizes = dict(best.program.mesh.axes)
-    assert all(sizes[axis] > 1 for axis in set("xyz") & set(layout.replace("a:", ":")))
+    assert set(rules) <= set(best.point.layout.rules)
+    axes = [axis for axis, _ in best.program.mesh.axes]
+    for rule in rules:  # side by side, major first
+        start = axes.index(rule.axes[0])
+        assert tuple(axes[start : start + len(rule.axes)]) == rule.axes
+
+
+@pytest.mark.parametrize("layout", ["rows:x+y; kv:z", "kv:z; rows:x+y"])
+def test_rules_with_several_axes_may_stand_beside_a_dim_without_a_role(layout):
+    case = next(case for case in map(make_case, itertools.count()) if "kv" in names_in(case))
+    found = Search(case.step, "v5p", 8, Layout.parse(layout)).candidates()[0]
+    assert found and all({"x", "y", "z"} <= set(row.point.structure.axes) for row in found)
+
+
+def names_in(case):
+    graph = case.step.graph(Variant())
+    return {name for op in graph.operations for t in op.outputs for name in t.shape.names}
 
 
 def test_of_a_given_layout_one_axis_goes_across_the_slices():
