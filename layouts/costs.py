@@ -17,8 +17,8 @@ The families of a table, and the sizes of an operation in each:
   length, features.
 * `attention_blocks` and `attention_gradient_blocks`, one block of scores of such a kernel, while
   all cores of the device work: rows (and columns) of the block, features.
-* `scores` and `scores_gradient`, a block of scores without such a kernel, in bfloat16, of those
-  that are computed at once (`lowering.attention_sizes`): rows (and columns), features.
+* `scores` and `scores_gradient`, one matrix of a block of scores without such a kernel, in bfloat16
+  (`lowering.attention_sizes` has the blocks): rows (and columns) in the block, features.
 * A collective by its kind, between the devices of one switch: devices, payload in bytes.
 """
 
@@ -175,21 +175,32 @@ class Costs:
         return matrices * least / family.at([math.sqrt(math.prod(blocks)), features])
 
     def scores(
-        self, shown: int, rows: int, columns: int, features: int, *, gradient: bool = False
+        self,
+        shown: int,
+        rows: int,
+        columns: int,
+        features: int,
+        *,
+        gradient: bool = False,
+        least: bool = False,
     ) -> float | None:
-        """Returns the seconds of attention in blocks, without a fused kernel; None: not in a table.
+        """Returns the seconds of attention in blocks, without a fused kernel.
+
+        None: there is no table, or it has no blocks with so few rows or columns.
 
         Args:
             shown: how many scores there are in all blocks that are computed.
             rows, columns: those of one block.
             gradient: whether these are the gradients, rather than the result.
+            least: whether to take the fastest blocks of the table instead.
         """
         family = self.families.get(GRADIENT[SCORES] if gradient else SCORES)
-        if family is None:
+        if family is None or min(rows, columns) < family.axes[0][0]:
             return None
         features = max(features, family.axes[1][0])
-        least = _least_of_scores(self.hardware, shown, features, gradient)
-        return least / family.at([math.sqrt(rows * columns), features])
+        sides = family.axes[0] if least else [math.sqrt(rows * columns)]
+        efficiency = max(family.at([side, features]) for side in sides)
+        return _least_of_scores(self.hardware, shown, features, gradient) / efficiency
 
     def _of_kernel(self, sizes: Sequence[float], gradient: bool) -> float:
         """Returns the efficiency of a fused kernel of attention.

@@ -27,6 +27,9 @@ BLOCK = 2**22
 # The most and the fewest rows or columns of one block.
 LONGEST, SHORTEST = 512, 64
 SCORES = np.dtype("float32")  # the dtype of scores
+_PADS = 0.1  # the most pads of blocks of a power of two, as a share of the size
+_MULTIPLE = 8  # of which rows and columns of other blocks are
+_NEAR = 4  # how many times as large as a part of batches and heads the room for it may be
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,9 @@ class AttentionSizes:
         values: the dims of the value features.
         shared: how many dims of `lead`, from the first on, keys and values have too: a block may
             have a part of these.
-        chosen: the rows and columns of one block, if they are given. It has all of `lead` then.
-        chosen_lead: what it has of `lead` instead.
+        chosen: the rows and columns of one block, if they are given. It has all of `lead` then,
+            unless `chosen_lead` is given too.
+        chosen_lead: the part of `lead` in one block, if that is given.
     """
 
     lead: Shape
@@ -86,7 +90,7 @@ class AttentionSizes:
         """Returns the rows and columns of blocks with so many batches and heads."""
         if self.scores <= DIRECT:
             return self.rows.size, self.columns.size
-        columns = _fit(self.columns.size, BLOCK // (lead * SHORTEST))
+        columns = _fit(self.columns.size, BLOCK // (lead * min(self.rows.size, SHORTEST)))
         return _fit(self.rows.size, BLOCK // (lead * columns)), columns
 
     @property
@@ -97,10 +101,10 @@ class AttentionSizes:
         if self.chosen is not None or self.scores <= DIRECT:
             return self.lead
         sizes = list(self.lead.sizes)
-        longest = min(self.rows.size, LONGEST) * min(self.columns.size, LONGEST)
+        longest = _fit(self.rows.size, LONGEST) * _fit(self.columns.size, LONGEST)
         for number in reversed(range(self.shared)):
             after = math.prod(sizes[number + 1 :])
-            sizes[number] = _divisor(sizes[number], BLOCK // (longest * after))
+            sizes[number] = _part(sizes[number], BLOCK // (longest * after))
         return Shape(map(Dimension, self.lead.names, sizes))
 
     @property
@@ -154,11 +158,26 @@ def scored_before(instructions: Iterable[Instruction]) -> dict[Instruction, Inst
 
 
 def _fit(size: int, budget: int) -> int:
-    """Returns a power of two near the budget, between `SHORTEST` and `LONGEST`; at most `size`."""
-    power = 2 ** (max(budget, 1).bit_length() - 1)
-    return min(size, max(SHORTEST, min(LONGEST, power)))
+    """Returns the rows or columns of a block: at most `size`, `LONGEST`, and near a budget.
+
+    It is a power of two, of at least `SHORTEST`. Where such blocks have many pads, they share the
+    size evenly: of 577 rows, two blocks have 296.
+    """
+    most = max(SHORTEST, min(LONGEST, budget))
+    if size <= most:
+        return size
+    power = 2 ** (most.bit_length() - 1)
+    if -size % power <= _PADS * size:
+        return power
+    even = -(-size // -(-size // most))
+    return min(most, -(-even // _MULTIPLE) * _MULTIPLE)
 
 
-def _divisor(size: int, most: int) -> int:
-    """Returns the largest divisor of a size that is at most `most`; at least 1."""
-    return max((d for d in range(1, min(size, most) + 1) if size % d == 0), default=1)
+def _part(size: int, most: int) -> int:
+    """Returns the largest divisor of a size that is at most `most`.
+
+    Sizes without a divisor near it, such as large primes, stay whole: loops over parts that are
+    much smaller would take longer.
+    """
+    part = max((d for d in range(1, min(size, most) + 1) if size % d == 0), default=1)
+    return part if _NEAR * part > most else size

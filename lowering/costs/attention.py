@@ -1,13 +1,16 @@
 """The simulated time of attention on one device.
 
 A fused kernel takes what a table says, where one fits. Without a kernel, blocks of scores take what
-a table says, or else what their products take. Few scores are one block: they go to memory.
+a table says. Else the products are counted, and what the scores move: one block is written to
+memory and read again.
 """
 
 from __future__ import annotations
 
-from meshdsl.layouts.costs import ELEMENTWISE, Costs, visible_scores
-from meshdsl.lowering.attention_sizes import SCORES, AttentionSizes
+from functools import cache
+
+from meshdsl.layouts.costs import ELEMENTWISE, Costs
+from meshdsl.lowering.attention_sizes import SCORES, SHORTEST, AttentionSizes
 from meshdsl.lowering.parameters import Attention, parameters_of
 from meshdsl.lowering.program import Instruction
 
@@ -17,23 +20,27 @@ _POSITIONS = {"positions", "memory_positions"}
 _PASSES_OVER_SCORES = 3  # they are written, and read for their sum and for the next product
 
 
-def attention_seconds(costs: Costs, instruction: Instruction, own: bool) -> float:
+def attention_seconds(
+    costs: Costs, instruction: Instruction, own: bool, least: bool = False
+) -> float:
     """Returns the time of attention, or of its gradient.
 
     Args:
         own: whether a gradient that is one block computes the scores itself, instead of reading
             those of an attention beside it.
+        least: whether a bound is wanted, of any share of the scores. That of a device may be one
+            block where all of them are several, or several blocks of another size.
     """
     sizes, gradient = AttentionSizes.of(instruction), instruction.op == "attention_gradient"
-    wide = max(sizes.features.size, sizes.values.volume)
     seconds = _of_kernel(costs, instruction, sizes)
     if seconds is not None:
         return seconds
     rows, columns = sizes.blocks
     if not sizes.at_once:
-        shown = _shown(instruction, sizes)
-        seconds = costs.scores(shown, rows, columns, wide, gradient=gradient)
-        if seconds is not None:
+        wide = max(sizes.features.size, sizes.values.volume)
+        shown = _computed(instruction, sizes, least)
+        seconds = costs.scores(shown, rows, columns, wide, gradient=gradient, least=least)
+        if seconds is not None and not least:
             return seconds
     width = instruction.inputs[0].dtype.itemsize
     count, features = sizes.scores / (rows * columns), sizes.features.size
@@ -41,7 +48,8 @@ def attention_seconds(costs: Costs, instruction: Instruction, own: bool) -> floa
     from_scores = costs.product(rows, columns, features, width, count)
     of_scores, of_features = PRODUCTS[instruction.op]
     if not sizes.at_once:
-        return of_scores * into_scores + of_features * from_scores
+        of_products = of_scores * into_scores + of_features * from_scores
+        return of_products if seconds is None else min(seconds, of_products)
     moved = _PASSES_OVER_SCORES * sizes.scores * SCORES.itemsize
     if own and gradient:
         into_scores *= 2
@@ -64,13 +72,48 @@ def _of_kernel(costs: Costs, instruction: Instruction, sizes: AttentionSizes) ->
     )
 
 
-def _shown(instruction: Instruction, sizes: AttentionSizes) -> int:
-    """Returns the scores in the blocks that are not all hidden, on the slowest device."""
+def _computed(instruction: Instruction, sizes: AttentionSizes, least: bool) -> int:
+    """Returns the scores that the slowest device computes: blocks that are not all hidden.
+
+    Args:
+        least: whether to count the smallest blocks, without pads.
+    """
     params = parameters_of(instruction, Attention)
+    causal, window = params["causal"], params["window"]
     if params["offset"] or not _POSITIONS.isdisjoint(params["given"]):
-        return sizes.scores  # some device may see all
+        causal, window = False, None  # some device may see all
     rows, columns = sizes.rows.size, sizes.columns.size
-    side = min(sizes.blocks)
-    return sizes.lead.volume * visible_scores(
-        rows, columns, side, params["causal"], params["window"]
-    )
+    if not least:
+        computed = scores_in_blocks(rows, columns, *sizes.blocks, causal, window)
+    elif not causal and window is None:
+        computed = rows * columns
+    else:
+        side = min(SHORTEST, rows, columns)
+        all_blocks = -(-rows // side) * -(-columns // side) * side**2
+        computed = scores_in_blocks(rows, columns, side, side, causal, window)
+        computed = computed * rows * columns // all_blocks
+    return sizes.lead.volume * computed
+
+
+@cache
+def scores_in_blocks(
+    rows: int, columns: int, high: int, wide: int, causal: bool = False, window: int | None = None
+) -> int:
+    """Returns the scores, with pads, in the blocks of a matrix that are not all hidden.
+
+    >>> scores_in_blocks(1024, 1000, 256, 512, causal=True)
+    786432
+
+    Args:
+        high, wide: the rows and columns of a block.
+        window: scores at least that far before the diagonal are hidden, and as far behind it.
+    """
+    blocks = 0
+    for start in range(0, rows, high):
+        end = start + high  # pads see columns, too
+        first = 0 if window is None else max(0, (start - window + 1) // wide)
+        last = columns - 1 if not causal else end - 1
+        if window is not None and not causal:
+            last = end + window - 2
+        blocks += max(0, min(last, columns - 1) // wide + 1 - first)
+    return blocks * high * wide

@@ -127,6 +127,8 @@ def priced_work(
 ) -> list[tuple[Instruction, tuple[Instruction, ...], float, int]]:
     """Returns all work of a program: each instruction, the loops around it, seconds of one run.
 
+    The seconds are such that no share of the work takes less than its share of them.
+
     The last figure is the bytes that a run moves to and from memory, which takes a least time; 0 of
     products and attention, whose time follows from their sizes. Of the branches of a `cond` it has
     the first. Instructions that cost nothing are left out.
@@ -143,7 +145,8 @@ def priced_work(
                 for body in bodies:
                     yield from within(body, (*loops, instruction))
             elif instruction in work:
-                seconds = writer.seconds(instruction, work[instruction], instruction not in scored)
+                own = instruction not in scored
+                seconds = writer.seconds(instruction, work[instruction], own, least=True)
                 if seconds:
                     moves = instruction.op not in _PRICED_BY_SIZES
                     yield instruction, loops, seconds, work[instruction].bytes if moves else 0
@@ -266,17 +269,20 @@ class _Writer:
             self.times[key] = _picoseconds(self.seconds(instruction, work, own))
         return self.times[key]
 
-    def seconds(self, instruction: Instruction, work: LocalWork, own: bool = False) -> float:
+    def seconds(
+        self, instruction: Instruction, work: LocalWork, own: bool = False, least: bool = False
+    ) -> float:
         """Returns the time of work.
 
         Args:
             own: whether a gradient of attention computes the scores itself.
+            least: whether a bound is wanted (see `attention_seconds`).
         """
         if self.measured is not None:
             return self.measured.work(instruction, work)
         if self.costs is not None and instruction.op in PRODUCTS_OF_ATTENTION:
             # Hidden scores, which `peak` counts, cost nothing.
-            return attention_seconds(self.costs, instruction, own)
+            return attention_seconds(self.costs, instruction, own, least)
         peak, _ = work.seconds(self.hardware, instruction)
         if self.costs is None or not (work.flops or work.bytes):
             return peak

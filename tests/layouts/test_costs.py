@@ -111,6 +111,13 @@ def test_scores_in_blocks_take_what_the_table_says(name, gradient):
         assert seconds > 2 * (5 if gradient else 2) * 5 * side**2 * features / kind.flops[2]
 
 
+@pytest.mark.parametrize("name", TABLES)
+def test_blocks_of_a_few_rows_are_not_in_a_table(name):
+    """Their time is that of the keys that are read."""
+    assert costs_of(name).scores(2**22, 1, 512, 128) is None
+    assert costs_of(name).scores(2**22, 512, 63, 128) is None
+
+
 def test_gpus_have_no_table_of_scores():
     assert costs_of("h100").scores(2**22, 512, 512, 128) is None
 
