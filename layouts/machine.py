@@ -43,7 +43,7 @@ class Machine:
             jaxlib = version("jaxlib")
         except PackageNotFoundError:
             jaxlib = "none"
-        return Machine(platform, device_kind, devices, _cores(), _processor(), jaxlib, _host_name())
+        return Machine(platform, device_kind, devices, cores(), _processor(), jaxlib, _host_name())
 
     def differences(self, here: Machine) -> list[str]:
         """Returns what differs on a machine: `cores: 2 there, 4 here`.
@@ -62,7 +62,7 @@ class Machine:
         return f"{self.devices} {self.device_kind} device{'s' if self.devices > 1 else ''}"
 
 
-def _cores() -> int:
+def cores() -> int:
     """Returns the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 import secrets
 import shutil
 import warnings
@@ -37,6 +36,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from meshdsl.layouts.machine import cores
 from meshdsl.training.checkpointing.blocks import array_of, blocks_of, holders_of
 from meshdsl.training.checkpointing.copies.block_server import (
     BlockClient,
@@ -62,7 +62,8 @@ from meshdsl.training.processes.joining import gathered, names_here, together
 _KEPT = 2  # copies that a process keeps: of its last step, and of the one before
 _PART = "copy.part"  # the name of a copy that is not complete
 _PIECE = 2**25  # bytes that a thread copies before it takes the next ones
-_THREADS = 8  # of a host at most: one moves about 10 GB/s, and these what most memories can
+# Of a host, at most. One thread copies about 10 GB/s; eight reach what most memories can.
+_THREADS = 8
 
 
 class HostCopies(LocalFolder):
@@ -97,7 +98,7 @@ class HostCopies(LocalFolder):
         check_apart(self.path.parent, hosts)
         self._here = [number for number, host in enumerate(hosts) if host == here]
         self._leads = self._here[0] == jax.process_index()  # it answers for its host
-        threads = min(_THREADS, os.cpu_count() or 1) // len(self._here)
+        threads = min(_THREADS, cores()) // len(self._here)
         self._threads = ThreadPoolExecutor(max(threads, 1), "copies")
         self._starts = Starts.read(kept)  # where it counts, that of the first process
         self._starts.take(json.loads(gathered(json.dumps(self._starts.said()))[0]))

@@ -69,7 +69,7 @@ def test_each_copy_is_of_its_own_step_while_steps_donate(layout, tmp_path):
 
 def test_threads_share_a_copy_in_pieces_that_do_not_divide_it(tmp_path, monkeypatch):
     monkeypatch.setattr(host_copies, "_PIECE", 1000)
-    monkeypatch.setattr(host_copies.os, "cpu_count", lambda: 5)
+    monkeypatch.setattr(host_copies, "cores", lambda: 5)
     sizes = {"small": 1, "one": 250, "more": 251, "many": 123457}
     arrays = np.random.default_rng(0)
     states = [
@@ -166,6 +166,21 @@ def test_a_full_memory_is_told_once_and_the_run_goes_on(tmp_path):
         one.message
     )
     assert not issubclass(one.category, CheckpointWarning)
+
+
+def test_an_error_in_a_thread_ends_the_copies_and_not_the_run(tmp_path, monkeypatch):
+    def failing(target, source):
+        raise OSError(28, "No space left on device")
+
+    with opened(tmp_path) as checkpoints:
+        for step in range(2):  # files that later copies write over
+            checkpoints.copy(step, made())
+        monkeypatch.setattr(np, "copyto", failing)
+        with pytest.warns(UserWarning, match="No space left on device. The run goes on without"):
+            checkpoints.copy(2, made())
+        assert copies(tmp_path) == [1]
+        checkpoints.copy(3, made())  # does nothing
+        assert copies(tmp_path) == [1]
 
 
 def test_the_newest_copy_is_one_that_all_processes_of_the_host_have(tmp_path):
