@@ -220,7 +220,8 @@ HELP: Mapping[str, Help] = {
     "explain": Help(
         "model mesh_shape layout policy remat microbatches memory optimizer hardware html",
         (*_STEP, "reports of a plan", "failures"),
-        also="batch_ramp topology slices search_seconds within json checkpoint_every",
+        also="batch_ramp topology slices search_seconds within json checkpoint_every "
+        "checkpoint_minutes",
         without="host_devices tpu against",
         examples={
             "See what a step sends and holds, on any machine:": "--model=gpt3_175b " + _LAYOUT,

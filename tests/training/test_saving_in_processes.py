@@ -97,7 +97,7 @@ def test_two_processes_go_on_from_one_and_one_from_two(together, tmp_path):
 
 @pytest.mark.long
 def test_all_save_when_the_clock_of_one_says_so(together, tmp_path):
-    own = {1: {"saving": {"minutes": 0.0, "keep": 12}}}
+    own = {1: {"saving": {"minutes": 1e-9, "keep": 12}}}
     job = {"workdir": str(tmp_path), "steps": 12, "saving": {"keep": 12}, **SMALL}
     (first, errors), (second, _) = together(2, job, own=own)
     assert first == second and first[0]["step"] == 12, errors

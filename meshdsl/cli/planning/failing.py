@@ -13,8 +13,8 @@ from meshdsl.layouts.calibration import find_hardware
 if TYPE_CHECKING:
     from meshdsl.lowering.program import SpmdProgram
 
-# `--checkpoint_every` is not refused without --mtbf: it is among the flags of a run, which
-# `explain --config=run.toml` reads.
+# `--checkpoint_every` and `--checkpoint_minutes` are not refused without --mtbf: they are among the
+# flags of a run, which `explain --config=run.toml` reads.
 _OF_MTBF = ("storage_bandwidth", "restart_time")
 
 
@@ -57,7 +57,10 @@ def show_failures(program: SpmdProgram, values: flags.FlagValues) -> str:
     if mtbf is not None:
         costs = Costs(mtbf, values.storage_bandwidth, values.restart_time)
         step = simulate(stored_on(program, device), device).seconds
-        prediction = predict(report, step, device, costs, values.checkpoint_every)
+        every = values.checkpoint_every
+        if every is None and values.checkpoint_minutes is not None:
+            every = max(1, round(60 * values.checkpoint_minutes / step))
+        prediction = predict(report, step, device, costs, every)
     if values.json:
         return json.dumps(as_values(report, prediction), indent=2)
     return show(report, prediction)

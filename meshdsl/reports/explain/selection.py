@@ -3,7 +3,7 @@
 A part is named as in a layout's scope: `mlp`, `blocks/*/query`, `Attention*`. It is searched for in
 the path of a tensor, its name in the source, and the file and function of its line, in upper or
 lower case. Commas separate several: `mlp,attention`. Only rows are selected: every total is
-that of the whole program.
+that of the whole program. The row `listed` is the sum of the rows that are selected.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Selection:
             return ""
         return (
             f"only the rows of `{self.only}` are listed; every sum and total is that of the whole "
-            "program, but for `listed`: what these rows send"
+            f"program{', but for `listed`: what these rows send' * bool(self.report.traffic)}"
         )
 
     def check(self) -> None:

@@ -250,7 +250,8 @@ def _legend(explanation: Explanation) -> list[str]:
         "Tensors that travel together are listed each with its line; the total counts collectives."
         if explanation.collectives < sum(t.count for t in explanation.traffic)
         else "",
-        "Of a cond both branches are listed; the total counts the one that sends more."
+        "Of a cond both branches are listed, also in a sum of rows; the total counts the one that "
+        "sends more."
         if "cond" in explanation.unsure
         else "",
         "Of a while loop one iteration is counted." if "while" in explanation.unsure else "",

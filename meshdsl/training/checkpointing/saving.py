@@ -51,11 +51,6 @@ class Saving:
         Whole(1),
         default=None,
     )
-    minutes: float | None = setting(
-        "Minutes from one checkpoint to the next, beside or instead of a number of steps.",
-        Number(),
-        default=None,
-    )
     keep: int = setting("How many of the latest checkpoints are kept.", Whole(1), default=3)
     keep_best: int = setting(
         "How many are kept beside them, by the loss on held-out batches.", Whole(0), default=1
@@ -89,11 +84,18 @@ class Saving:
         "The files that the run reads; their checksums are stored with every checkpoint.",
         default=None,
     )
+    minutes: float | None = setting(
+        "Minutes from one checkpoint to the next, beside or instead of a number of steps.",
+        Number(),
+        default=None,
+    )
 
     def __post_init__(self) -> None:
         check(self)
         if (self.local is None) != (self.local_every is None):
             raise ValueError("local checkpoints need both a folder and how often they are saved")
+        if self.minutes == 0:
+            raise ValueError("minutes=0 saves after every step: say every=1, or leave it out")
         try:
             json.dumps([self.config, self.defaults])
         except (TypeError, ValueError) as error:

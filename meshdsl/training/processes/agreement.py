@@ -1,5 +1,4 @@
-"""Agreement of processes between steps: whether they save, whether their run ends, and by which
-signal.
+"""Agreement of processes between steps: whether they save or stop, and by which signal.
 
 Guarantees:
     All processes agree on the same result at the same step.
