@@ -83,13 +83,14 @@ def killed(job, phase, work, count, rng):
     if phase == "copy" and not copying(work.parent / "copies" / f"process.{number}"):
         return None
     if phase == "collective":
-        other = here[(number + rng.randrange(1, count)) % count]
-        os.kill(other, signal.SIGSTOP)
+        other = (number + rng.randrange(1, count)) % count
+        if not kill(here, other, signal.SIGSTOP):
+            return None
         time.sleep(STANDING)
     reached = max(losses(work), default=0)
     done = kill(here, number)
     if phase == "collective":
-        os.kill(other, signal.SIGCONT)
+        kill(here, other, signal.SIGCONT)
     return Kill(phase, number, reached) if done else None
 
 
@@ -102,10 +103,10 @@ def copying(folder):
     return True
 
 
-def kill(processes, number):
-    """Kills a process of a job; returns whether it was there."""
+def kill(processes, number, by=signal.SIGKILL):
+    """Sends a signal to a process of a job; returns whether it was there."""
     try:
-        os.kill(processes[number], signal.SIGKILL)
+        os.kill(processes[number], by)
     except (KeyError, ProcessLookupError):  # the supervisor was faster
         return False
     return True
