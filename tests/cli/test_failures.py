@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from meshdsl.cli.parsing.readers import duration
+from meshdsl.cli.parsing.readers import duration, minutes
 from tests.cli.commands import explained, refused
 
 TWICE = ("--mesh_shape=replica:2,data:8", "--layout=batch:replica+data; optimizer/embed:data")
@@ -133,3 +133,10 @@ def test_durations_are_read_in_their_units():
     units = {"90s": 90, "5min": 300, "1.5 h": 5400, "30d": 30 * 86_400, "50,000h": 180_000_000}
     assert {text: duration(text) for text in units} == units
     assert duration("1y") == 365 * 86_400
+    assert [minutes(text) for text in ("10", "0.5", "10min", "90s", "2h")] == [
+        10,
+        0.5,
+        10,
+        1.5,
+        120,
+    ]

@@ -245,6 +245,11 @@ def test_values_are_read_into_what_they_mean():
             "--checkpoint_every: counts steps: needs a whole number of at least 1, got '10min'. "
             "For a time write --checkpoint_minutes=10",
         ),
+        (
+            "--checkpoint_minutes=0",
+            "--checkpoint_minutes: needs a number of minutes above 0, or a time, as 90s, got '0'",
+        ),
+        ("--checkpoint_minutes=soon", "--checkpoint_minutes: needs a time, as 50000h or 5min"),
         ("--log_every=0", "--log_every: needs a whole number of at least 1, got '0'"),
         ("--learning_rate=-1", "--learning_rate: needs a number of at least 0, got '-1'"),
         ("--weight_decay=nan", "--weight_decay: needs a number of at least 0, got 'nan'"),

@@ -234,7 +234,8 @@ def device_mesh(mesh: Mesh) -> jax.sharding.Mesh:
     """Returns the devices of a mesh.
 
     Raises:
-        ValueError: the mesh has more devices than the machine, or cannot be laid out on them.
+        ValueError: the mesh has more devices than the machine, cannot be laid out on them, or has
+            none of some process.
     """
     devices = jax.devices()
     if mesh.size > len(devices):
@@ -243,6 +244,14 @@ def device_mesh(mesh: Mesh) -> jax.sharding.Mesh:
             f"({devices[0].platform}). Use a smaller mesh, or make virtual CPU devices: "
             f"--host_devices={mesh.size}, or in Python, before JAX is first used, "
             f"jax.config.update('jax_num_cpu_devices', {mesh.size})"
+        )
+    processes = {device.process_index for device in devices}
+    idle = sorted(processes - {device.process_index for device in devices[: mesh.size]})
+    if idle:
+        raise ValueError(
+            f"mesh {mesh} has {mesh.size} devices, and the {len(processes)} processes of this job "
+            f"have {len(devices)}: nothing is left to do for process {', '.join(map(str, idle))}. "
+            f"Use a mesh of {len(devices)} devices, or {len(processes) - len(idle)} processes"
         )
     return arrange_devices(mesh, devices[: mesh.size])
 

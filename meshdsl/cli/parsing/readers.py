@@ -158,6 +158,17 @@ def duration(text: str) -> float:
     return seconds
 
 
+def minutes(text: str) -> float:
+    """Reads a time above 0, in minutes: `10`, `90s`, `2h`."""
+    try:
+        value = float(text)
+    except ValueError:
+        return duration(text) / 60
+    if not 0 < value < float("inf"):
+        raise ValueError(f"needs a number of minutes above 0, or a time, as 90s, got {text!r}")
+    return value
+
+
 _UNITS = {unit + "B": 1000**power for power, unit in enumerate(["", "k", "M", "G", "T"])}
 _UNITS |= {unit + "iB": 1024**power for power, unit in enumerate(["K", "M", "G", "T"], 1)}
 _SIZE = re.compile(r"([0-9_]+(?:\.[0-9]+)?) *([A-Za-z]*)")

@@ -16,6 +16,7 @@ from absl.flags import FlagValues
 from meshdsl.cli.parsing.readers import (
     Reader,
     count_of_steps,
+    minutes,
     number,
     one_of,
     or_auto,
@@ -81,6 +82,7 @@ _READERS: dict[str, Reader] = {
     "trainable": words_of,
     "microbatches": or_auto(whole(1)),
     "checkpoint_every": steps_of_checkpoints,
+    "checkpoint_minutes": minutes,
     **dict.fromkeys(
         ("local_every", "eval_every", "log_every", "replica_check_every"), count_of_steps
     ),
