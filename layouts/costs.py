@@ -160,7 +160,7 @@ class Costs:
             gradient: whether it is the kernel of the gradients, rather than that of the result.
         """
         if ATTENTION in self.families:
-            shown = visible_scores(rows, columns, 1, causal, window)
+            shown = visible_scores(rows, columns, 1, 1, causal, window)
             least = matrices * _least_of_scores(self.hardware, shown, features, gradient)
             efficiency = self._of_kernel([matrices, math.sqrt(rows * columns), features], gradient)
             return max(least / efficiency, self._shortest_kernel)
@@ -168,8 +168,7 @@ class Costs:
         if ATTENTION_BLOCKS not in self.families or not all(blocks):
             return None
         family = self.families[GRADIENT[ATTENTION_BLOCKS] if gradient else ATTENTION_BLOCKS]
-        side = max(blocks)
-        shown = visible_scores(rows, columns, side, causal, window)
+        shown = visible_scores(rows, columns, *blocks, causal, window)
         features = max(features, family.axes[1][0])
         least = _least_of_scores(self.hardware, shown, features, gradient)
         return matrices * least / family.at([math.sqrt(math.prod(blocks)), features])
@@ -244,28 +243,26 @@ class Costs:
 
 @cache
 def visible_scores(
-    rows: int, columns: int, side: int, causal: bool = False, window: int | None = None
+    rows: int, columns: int, high: int, wide: int, causal: bool = False, window: int | None = None
 ) -> int:
-    """Returns how many scores of a matrix stand in blocks that are not all hidden.
+    """Returns the scores of a matrix, with pads, in the blocks that are not all hidden.
 
-    >>> visible_scores(1024, 1024, 512, causal=True)
+    >>> visible_scores(1024, 1000, 256, 512, causal=True)
     786432
 
     Args:
-        side: the rows and the columns of a block.
+        high, wide: the rows and columns of a block.
         window: scores at least that far before the diagonal are hidden, and as far behind it.
     """
-    shown = 0
-    for start in range(0, rows, side):
-        end = min(start + side, rows)
-        low, high = 0, columns
-        if causal:
-            high = min(columns, end)
-        if window is not None:
-            low, high = max(0, start - window + 1), min(high, end + window - 1)
-        if low < high:
-            shown += (end - start) * (min(columns, -(-high // side) * side) - low // side * side)
-    return shown
+    blocks = 0
+    for start in range(0, rows, high):
+        end = start + high  # pads see columns, too
+        first = 0 if window is None else max(0, (start - window + 1) // wide)
+        last = columns - 1 if not causal else end - 1
+        if window is not None and not causal:
+            last = end + window - 2
+        blocks += max(0, min(last, columns - 1) // wide + 1 - first)
+    return blocks * high * wide
 
 
 def costs_of(name: str) -> Costs | None:
@@ -317,7 +314,7 @@ def _least(kind: Hardware, family: str, sizes: Sequence[int]) -> float:
     gradient = family in GRADIENT.values()
     if family in (ATTENTION, GRADIENT[ATTENTION]):
         matrices, length, features = sizes
-        shown = visible_scores(length, length, 1, causal=True)
+        shown = visible_scores(length, length, 1, 1, causal=True)
         return matrices * _least_of_scores(kind, shown, features, gradient)
     if family in (ATTENTION_BLOCKS, GRADIENT[ATTENTION_BLOCKS], SCORES, GRADIENT[SCORES]):
         side, features = sizes

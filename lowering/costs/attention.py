@@ -7,9 +7,7 @@ memory and read again.
 
 from __future__ import annotations
 
-from functools import cache
-
-from meshdsl.layouts.costs import ELEMENTWISE, Costs
+from meshdsl.layouts.costs import ELEMENTWISE, Costs, visible_scores
 from meshdsl.lowering.attention_sizes import SCORES, SHORTEST, AttentionSizes
 from meshdsl.lowering.parameters import Attention, parameters_of
 from meshdsl.lowering.program import Instruction
@@ -84,36 +82,12 @@ def _computed(instruction: Instruction, sizes: AttentionSizes, least: bool) -> i
         causal, window = False, None  # some device may see all
     rows, columns = sizes.rows.size, sizes.columns.size
     if not least:
-        computed = scores_in_blocks(rows, columns, *sizes.blocks, causal, window)
+        computed = visible_scores(rows, columns, *sizes.blocks, causal, window)
     elif not causal and window is None:
         computed = rows * columns
     else:
         side = min(SHORTEST, rows, columns)
         all_blocks = -(-rows // side) * -(-columns // side) * side**2
-        computed = scores_in_blocks(rows, columns, side, side, causal, window)
+        computed = visible_scores(rows, columns, side, side, causal, window)
         computed = computed * rows * columns // all_blocks
     return sizes.lead.volume * computed
-
-
-@cache
-def scores_in_blocks(
-    rows: int, columns: int, high: int, wide: int, causal: bool = False, window: int | None = None
-) -> int:
-    """Returns the scores, with pads, in the blocks of a matrix that are not all hidden.
-
-    >>> scores_in_blocks(1024, 1000, 256, 512, causal=True)
-    786432
-
-    Args:
-        high, wide: the rows and columns of a block.
-        window: scores at least that far before the diagonal are hidden, and as far behind it.
-    """
-    blocks = 0
-    for start in range(0, rows, high):
-        end = start + high  # pads see columns, too
-        first = 0 if window is None else max(0, (start - window + 1) // wide)
-        last = columns - 1 if not causal else end - 1
-        if window is not None and not causal:
-            last = end + window - 2
-        blocks += max(0, min(last, columns - 1) // wide + 1 - first)
-    return blocks * high * wide

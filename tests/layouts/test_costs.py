@@ -179,22 +179,25 @@ def test_no_kernel_fits_lengths_between_blocks():
     st.integers(1, 40),
     st.integers(1, 40),
     st.integers(1, 9),
+    st.integers(1, 9),
     st.booleans(),
     st.none() | st.integers(1, 30),
 )
-def test_the_visible_scores_are_those_of_blocks_with_one(rows, columns, side, causal, window):
-    row, column = np.indices((rows, columns))
-    hidden = np.zeros((rows, columns), bool)
+def test_the_visible_scores_are_those_of_blocks_with_one(rows, columns, high, wide, causal, window):
+    """Pads are computed like other scores."""
+    padded = -(-rows // high) * high, -(-columns // wide) * wide
+    row, column = np.indices(padded)
+    hidden = np.zeros(padded, bool)
     if causal:
         hidden |= column > row
     if window is not None:
         hidden |= np.abs(row - column) >= window
     shown = 0
-    for i in range(0, rows, side):
-        for j in range(0, columns, side):
-            block = hidden[i : i + side, j : j + side]
+    for i in range(0, rows, high):
+        for j in range(0, columns, wide):
+            block = hidden[i : i + high, j : j + wide]
             shown += block.size * (not block.all())
-    assert visible_scores(rows, columns, side, causal, window) == shown
+    assert visible_scores(rows, columns, high, wide, causal, window) == shown
 
 
 def test_other_peaks_scale_what_a_table_says():

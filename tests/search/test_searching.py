@@ -277,8 +277,8 @@ def test_rules_may_give_several_axes_to_a_dim(layout):
 @pytest.mark.parametrize("layout", ["rows:x+y; kv:z", "kv:z; rows:x+y"])
 def test_rules_with_several_axes_may_stand_beside_a_dim_without_a_role(layout):
     case = next(case for case in map(make_case, itertools.count()) if "kv" in names_in(case))
-    found = Search(case.step, "v5p", 8, Layout.parse(layout)).candidates()[0]
-    assert found and all({"x", "y", "z"} <= set(row.point.structure.axes) for row in found)
+    rows = Search(case.step, "v5p", 8, Layout.parse(layout)).candidates()[0]
+    assert rows and all({"x", "y", "z"} <= set(row.point.structure.axes) for row in rows)
 
 
 def names_in(case):

@@ -223,6 +223,44 @@ class Attention:
         return clip(first, 0, blocks), clip(last // columns + 1, 0, blocks)
 
 
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a lead dim that blocks have, and what loops over them return.
+
+    Attributes:
+        axis: the axis of the dim.
+        size: its size in a part.
+        count: the number of parts.
+        summed: for each result, whether it lacks the dim (size 1): it is the sum of those of parts.
+        shapes: the shape of each result of a part.
+    """
+
+    axis: int
+    size: int
+    count: int
+    summed: Sequence[bool]
+    shapes: Sequence[Sequence[int]]
+
+    @staticmethod
+    def of(attention: Attention, shapes: Sequence[Sequence[int]]) -> Parts | None:
+        """Returns the parts for results of some shapes; None: a block has all of the lead dims."""
+        axis = attention.sizes.divided
+        if axis is None:
+            return None
+        size = attention.sizes.lead_block[axis].size
+        summed = [shape[axis] == 1 for shape in shapes]
+        return Parts(
+            axis,
+            size,
+            attention.q.shape[axis] // size,
+            summed,
+            [
+                shape if is_sum else [*shape[:axis], size, *shape[axis + 1 :]]
+                for shape, is_sum in zip(shapes, summed, strict=True)
+            ],
+        )
+
+
 def pad_up(xp: OneDevice, array: Any, axis: int, multiple: int, fill: float = 0) -> Any:
     """Returns an array padded to a multiple along an axis, unless that has size 1."""
     size = array.shape[axis]

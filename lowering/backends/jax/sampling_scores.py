@@ -110,10 +110,11 @@ def main() -> None:
     jax.config.update("jax_platforms", "cpu")
     families: dict[str, list[list[int]]] = {SCORES: [], GRADIENT[SCORES]: []}
     for side, features in itertools.product(SIDES, FEATURES):
-        found = cycles(name, side, features)
-        for family, count in zip(families, found, strict=True):
+        counts = cycles(name, side, features)
+        for family, count in zip(families, counts, strict=True):
             families[family].append([side, features, count])
-        print(f"{side} x {side}, {features} features: {found[0]} and {found[1]} cycles", flush=True)
+        shown = " and ".join(map(str, counts))
+        print(f"{side} x {side}, {features} features: {shown} cycles", flush=True)
     write_table(name, families)
 
 

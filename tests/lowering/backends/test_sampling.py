@@ -65,9 +65,9 @@ def test_scores_are_sampled_in_several_blocks_of_their_side(side):
 
 @NEEDS_LIBTPU
 def test_the_cycles_of_scores_are_those_of_the_table():
-    found = sampling_scores.cycles("v5e", 128, 128)
+    cycles = sampling_scores.cycles("v5e", 128, 128)
     rows = [_rows(family) for family in (SCORES, GRADIENT[SCORES])]
-    assert found == tuple(row[-1] for family in rows for row in family if row[:2] == [128, 128])
+    assert cycles == tuple(row[-1] for family in rows for row in family if row[:2] == [128, 128])
 
 
 def test_a_table_keeps_the_families_that_are_not_sampled_again(monkeypatch, tmp_path):

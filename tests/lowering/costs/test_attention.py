@@ -2,13 +2,12 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 import meshdsl as md
 from meshdsl.layouts.costs import costs_of
 from meshdsl.lowering.attention_sizes import AttentionSizes
-from meshdsl.lowering.costs.attention import attention_seconds, scores_in_blocks
+from meshdsl.lowering.costs.attention import attention_seconds
 from tests.layouts.test_costs import TABLES
 
 OPS = ("attention", "attention_gradient")
@@ -60,28 +59,6 @@ def test_pads_of_blocks_are_computed():
     even = attended(32, 16, 592, 592)[0]
     one, other = (attention_seconds(costs_of("v5p"), each, own=True) for each in (plain, even))
     assert one == pytest.approx(other)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("window", [None, 1, 3, 9])
-@pytest.mark.parametrize("block", [(2, 2), (4, 3), (3, 4), (16, 16)])
-def test_blocks_that_are_all_hidden_are_not_computed(causal, window, block):
-    high, wide = block
-    for rows, columns in ((12, 12), (13, 7), (5, 16)):
-        padded = -(-rows // high) * high, -(-columns // wide) * wide
-        behind = np.arange(padded[0])[:, None] - np.arange(padded[1])
-        shown = np.ones(padded, bool)
-        if causal:
-            shown &= behind >= 0
-        if window is not None:
-            shown &= abs(behind) < window
-        # A row of blocks visits the columns between the first and the last that it may see.
-        count = 0
-        for start in range(0, rows, high):
-            seen = np.flatnonzero(shown[start : start + high].any(0))
-            count += seen[-1] // wide - seen[0] // wide + 1 if len(seen) else 0
-        found = scores_in_blocks(rows, columns, high, wide, causal, window)
-        assert found == count * high * wide
 
 
 def test_chosen_blocks_are_those_of_the_instruction():

@@ -153,8 +153,8 @@ def test_any_dim_that_keys_and_values_share_is_divided(backend, monkeypatch):
 def lead_blocks(function, *arguments):
     """Returns the batches and heads of the blocks of each attention in a program."""
     program = md.jit(function).lower(*arguments).block.walk()
-    found = [attention_sizes.AttentionSizes.of(i) for i, _ in program if i.op in ATTEND]
-    return [sizes.lead_block.sizes for sizes in found]
+    sizes = [attention_sizes.AttentionSizes.of(i) for i, _ in program if i.op in ATTEND]
+    return [each.lead_block.sizes for each in sizes]
 
 
 @pytest.mark.parametrize(
@@ -178,14 +178,14 @@ def test_blocks_are_long_before_they_have_many_heads(sizes, lead, block):
     k, v = md.spec([b, columns, h, kv], "bfloat16"), md.spec([b, columns, h, value], "bfloat16")
     program = md.jit(md.attention).lower(q, k, v)
     (one,) = [i for i, _ in program.block.walk() if i.op == "attention"]
-    found = attention_sizes.AttentionSizes.of(one)
-    assert found.lead.sizes == lead
-    assert (found.lead_block.sizes, *found.blocks) == block
-    assert found.block.volume <= 1.01 * attention_sizes.DIRECT
-    part = found
+    of_all = attention_sizes.AttentionSizes.of(one)
+    assert of_all.lead.sizes == lead
+    assert (of_all.lead_block.sizes, *of_all.blocks) == block
+    assert of_all.block.volume <= 1.01 * attention_sizes.DIRECT
+    part = of_all
     while part.divided is not None:
         part = part.part(part.divided)
-    assert part.block == found.block  # a part has the blocks of all
+    assert part.block == of_all.block  # a part has the blocks of all
 
 
 @pytest.mark.parametrize("backend", ["jax", "tf"])

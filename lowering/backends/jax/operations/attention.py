@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from jax import lax
 from meshdsl.lowering.backends.common.attention import (
     HIDDEN,
     Attention,
+    Parts,
     accumulate,
     block_gradients,
     finish,
@@ -41,35 +43,25 @@ def _in_parts(
 
     Args:
         beside: arrays that `compute` takes after the attention: [*lead, ...].
-        shapes: those of the results. Where a result lacks a dim that is divided (size 1), it is the
-            sum of those of the parts.
+        shapes: those of the results (see `Parts`).
     """
-    axis = attention.sizes.divided
-    if axis is None:
+    parts = Parts.of(attention, shapes)
+    if parts is None:
         return list(compute(attention, *beside))
-    size, part = attention.q.shape[axis], attention.sizes.lead_block[axis].size
-    summed = [shape[axis] == 1 for shape in shapes]
-    inner = [
-        shape if is_sum else (*shape[:axis], part, *shape[axis + 1 :])
-        for shape, is_sum in zip(shapes, summed, strict=True)
-    ]
+    axis, summed = parts.axis, parts.summed
 
     def step(totals: list[jax.Array], start: jax.Array) -> tuple[list, list]:
-        slices = [lax.dynamic_slice_in_dim(x, start, part, axis) for x in beside]
-        found = _in_parts(attention.part(axis, start), slices, compute, inner)
-        terms = [x for x, is_sum in zip(found, summed, strict=True) if is_sum]
-        rest = [x for x, is_sum in zip(found, summed, strict=True) if not is_sum]
-        return [total + x for total, x in zip(totals, terms, strict=True)], rest
+        slices = [lax.dynamic_slice_in_dim(x, start, parts.size, axis) for x in beside]
+        results = _in_parts(attention.part(axis, start), slices, compute, parts.shapes)
+        terms = itertools.compress(results, summed)
+        added = [total + term for total, term in zip(totals, terms, strict=True)]
+        return added, [x for x, is_sum in zip(results, summed, strict=True) if not is_sum]
 
-    zeros = [
-        jnp.zeros(shape, attention.sum_dtype)
-        for shape, is_sum in zip(shapes, summed, strict=True)
-        if is_sum
-    ]
-    totals, stacked = lax.scan(step, zeros, jnp.arange(0, size, part))
-    sums, others = iter(totals), iter(stacked)
+    zeros = [jnp.zeros(s, attention.sum_dtype) for s in itertools.compress(shapes, summed)]
+    starts = parts.size * jnp.arange(parts.count)
+    totals, stacked = map(iter, lax.scan(step, zeros, starts))
     return [
-        next(sums) if is_sum else jnp.moveaxis(next(others), 0, axis).reshape(shape)
+        next(totals) if is_sum else jnp.moveaxis(next(stacked), 0, axis).reshape(shape)
         for shape, is_sum in zip(shapes, summed, strict=True)
     ]
 

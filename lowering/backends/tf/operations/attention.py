@@ -15,6 +15,7 @@ from meshdsl.lowering.backends.common.arrange import permuted
 from meshdsl.lowering.backends.common.attention import (
     HIDDEN,
     Attention,
+    Parts,
     accumulate,
     block_gradients,
     finish,
@@ -52,38 +53,32 @@ def _in_parts(
 
     Args:
         beside: tensors that `compute` takes after the attention: [*lead, ...].
-        shapes: those of the results. Where a result lacks a dim that is divided (size 1), it is the
-            sum of those of the parts.
+        shapes: those of the results (see `Parts`).
     """
-    axis = attention.sizes.divided
-    if axis is None:
+    parts = Parts.of(attention, shapes)
+    if parts is None:
         return list(compute(attention, *beside))
-    part = attention.sizes.lead_block[axis].size
-    count = attention.q.shape[axis] // part
-    summed = [shape[axis] == 1 for shape in shapes]
-    inner = [
-        list(shape) if is_sum else [*shape[:axis], part, *shape[axis + 1 :]]
-        for shape, is_sum in zip(shapes, summed, strict=True)
-    ]
-    dtype = attention.sum_dtype
+    axis, summed, dtype = parts.axis, parts.summed, attention.sum_dtype
     carry = [
-        tf.zeros(shape, dtype) if is_sum else tf.TensorArray(dtype, count, element_shape=shape)
-        for shape, is_sum in zip(inner, summed, strict=True)
+        tf.zeros(shape, dtype)
+        if is_sum
+        else tf.TensorArray(dtype, parts.count, element_shape=shape)
+        for shape, is_sum in zip(parts.shapes, summed, strict=True)
     ]
 
     def step(number: tf.Tensor, *carry: Any) -> list:
-        start = number * part
-        slices = [xp.slice_axis(x, start, part, axis) for x in beside]
-        found = _in_parts(attention.part(axis, start), slices, compute, inner)
-        rows = zip(carry, found, summed, strict=True)
-        return [held + x if is_sum else held.write(number, x) for held, x, is_sum in rows]
+        start = number * parts.size
+        slices = [xp.slice_axis(x, start, parts.size, axis) for x in beside]
+        results = _in_parts(attention.part(axis, start), slices, compute, parts.shapes)
+        rows = zip(carry, results, summed, strict=True)
+        return [total + x if is_sum else total.write(number, x) for total, x, is_sum in rows]
 
-    def joined(parts: tf.TensorArray, shape: Sequence[int]) -> tf.Tensor:
+    def joined(stack: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
         order = [*range(1, axis + 1), 0, *range(axis + 1, len(shape) + 1)]
-        return tf.reshape(permuted(xp, parts.stack(), order), shape)
+        return tf.reshape(permuted(xp, stack, order), shape)
 
-    rows = zip(_loop(0, count, step, carry), shapes, summed, strict=True)
-    return [held if is_sum else joined(held, shape) for held, shape, is_sum in rows]
+    rows = zip(_loop(0, parts.count, step, carry), shapes, summed, strict=True)
+    return [x if is_sum else joined(x.stack(), shape) for x, shape, is_sum in rows]
 
 
 class _Grid(NamedTuple):
